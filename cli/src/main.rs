@@ -1,0 +1,2 @@
+//! The `refstream` command.
+fn main() {}

@@ -1,0 +1,28 @@
+//! The outside world behind two small traits.
+//!
+//! [`BlobStore`] holds payloads and files, [`Filer`] is the small-object namespace whose atomic create-if-absent is the only
+//! coordination there is. [`chain`] turns that one primitive into numbered chains with a definite answer to "was it me?";
+//! [`probe`] refuses a store that does not keep the contract. Time and randomness come from [`Runtime`] alone.
+
+#![warn(missing_docs)]
+
+pub mod chain;
+#[cfg(feature = "conformance")]
+pub mod conformance;
+#[cfg(feature = "embedded")]
+pub mod embedded;
+mod error;
+#[cfg(feature = "memory")]
+pub mod memory;
+pub mod probe;
+mod runtime;
+#[cfg(feature = "s3")]
+pub mod s3;
+mod store;
+
+pub use error::{CreateError, StoreError, StoreErrorKind};
+pub use runtime::{Runtime, TokioRuntime};
+pub use store::{
+    Attributes, BlobStore, ByteStream, Created, Filer, Found, GetOptions, Listed, MultipartUpload, ObjectMeta, Part,
+    Stored,
+};

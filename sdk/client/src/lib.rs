@@ -1,0 +1,27 @@
+//! The Refstream SDK: payloads go straight to storage, only references go through the brokers.
+//!
+//! [`Client`] connects to a deployment. [`Uploader`] stores payloads and returns [`Receipt`]s, [`Producer`] submits records in
+//! order and exactly once, [`Consumer`] reads them from closed files and the live tail, [`Client::payload`] fetches and verifies
+//! bytes, [`Backfill`] does all of it for folders of files.
+
+#![warn(missing_docs)]
+
+mod backfill;
+mod client;
+mod consumer;
+mod error;
+mod payload;
+mod producer;
+mod topics;
+mod uploader;
+
+pub use backfill::{Backfill, BackfillEvent, BackfillOptions, BackfillSummary, FileFailure};
+pub use client::{Client, ClientOptions, StoreCredentials};
+pub use consumer::{Consumer, ConsumerOptions, Delivery, From};
+pub use error::{BackfillError, ConnectError, ConsumeError, FetchError, ProduceError, TopicError, UploadError};
+pub use payload::Payload;
+pub use producer::{Ack, Permit, Producer, ProducerOptions, Ticket};
+pub use refstream_filer_adapter as stores;
+pub use refstream_types as types;
+pub use topics::{AlterTopic, PartitionOffsets, Segment, SegmentState, TopicDescription};
+pub use uploader::{Receipt, Source, UploadOptions, Uploader};

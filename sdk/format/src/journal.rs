@@ -1,0 +1,186 @@
+//! Journal objects: what one broker epoch commits, slot by slot.
+//!
+//! An object is a fixed header, an index that describes each entry, and a body with the batches one after the other. The header
+//! and the index carry their own CRC32C, each batch carries its own, so a reader can fetch the index first and then single
+//! batches by byte range. A *fence* is an object of the same slot space with kind `fence` and no entries.
+
+use crate::{DecodeError, batch::EncodedBatch};
+use bytes::Bytes;
+use refstream_types::{
+    ByteRange, Epoch, Offset, PartitionId, PartitionRange, ProducerEpoch, ProducerId, SegmentId, Sequence, Slot,
+    Timestamp, Token,
+};
+
+/// Bytes of the fixed header.
+pub const HEADER_BYTES: usize = 64;
+/// The longest journal object, in bytes.
+pub const MAX_OBJECT_BYTES: usize = 64 << 20;
+/// Batches of one producer and partition that may be undecided at once, and that a snapshot remembers; as in Kafka.
+pub const MAX_IN_FLIGHT: usize = 5;
+
+/// A batch where it was placed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlacedBatch {
+    /// The segment that took it.
+    pub segment: SegmentId,
+    /// Its partition.
+    pub partition: PartitionId,
+    /// The offset of its first record.
+    pub base_offset: Offset,
+    /// When the broker placed it; never decreases within a partition.
+    pub append_time: Timestamp,
+    /// The batch.
+    pub batch: EncodedBatch,
+}
+
+/// One batch that a producer's state remembers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RememberedBatch {
+    /// Sequence of its first record.
+    pub first: Sequence,
+    /// Records in it.
+    pub records: u32,
+    /// The offset it got.
+    pub base_offset: Offset,
+    /// Its append time.
+    pub append_time: Timestamp,
+}
+
+/// What one partition knows of one producer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProducerState {
+    /// The partition.
+    pub partition: PartitionId,
+    /// The producer.
+    pub id: ProducerId,
+    /// The highest epoch seen.
+    pub epoch: ProducerEpoch,
+    /// Its last batches, oldest first, 0 to [`MAX_IN_FLIGHT`].
+    pub batches: Vec<RememberedBatch>,
+}
+
+/// All that a segment's next owner needs to carry on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SegmentState {
+    /// The segment.
+    pub segment: SegmentId,
+    /// Its partitions.
+    pub range: PartitionRange,
+    /// The next offset of each partition of `range`.
+    pub next_offsets: Vec<Offset>,
+    /// The last append time given.
+    pub last_append_time: Timestamp,
+    /// Producers with a live sequence.
+    pub producers: Vec<ProducerState>,
+}
+
+/// Where one batch of an earlier slot is; in checkpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchLocation {
+    /// The journal object.
+    pub slot: Slot,
+    /// The batch's bytes within the object.
+    pub bytes: (u32, u32),
+    /// The segment that took it.
+    pub segment: SegmentId,
+    /// Its partition.
+    pub partition: PartitionId,
+    /// The offset of its first record.
+    pub base_offset: Offset,
+    /// Records in it.
+    pub records: u32,
+    /// Its append time.
+    pub append_time: Timestamp,
+}
+
+impl BatchLocation {
+    /// The batch's bytes within its object.
+    pub fn range(&self) -> ByteRange {
+        ByteRange { offset: self.bytes.0.into(), length: self.bytes.1.into() }
+    }
+}
+
+/// A summary of the journal so far, written every K slots.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Checkpoint {
+    /// The slot of the checkpoint before this one; `None` for the first.
+    pub previous: Option<Slot>,
+    /// The open segments as they stand *before* this object's own batches.
+    pub segments: Vec<SegmentState>,
+    /// The batches of the slots from `previous` (inclusive) up to this object (exclusive).
+    pub batches: Vec<BatchLocation>,
+}
+
+/// One entry of a journal object, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// Records.
+    Batch(PlacedBatch),
+    /// The owner took over the segment with this state; precedes its first batch.
+    Adopt(SegmentState),
+    /// The owner ended the segment: this is its final state, and none of its batches follows in any slot.
+    Seal(SegmentState),
+    /// A summary.
+    Checkpoint(Checkpoint),
+    /// These producers, unheard of for the expiry time, were forgotten in a segment.
+    Expire {
+        /// The segment.
+        segment: SegmentId,
+        /// Partition and producer.
+        producers: Vec<(PartitionId, ProducerId)>,
+    },
+}
+
+/// What stands in a journal's slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum JournalObject {
+    /// Entries that the journal's owner committed; none in a heartbeat.
+    Entries {
+        /// The journal.
+        epoch: Epoch,
+        /// The slot.
+        slot: Slot,
+        /// The writer's token for this slot.
+        token: Token,
+        /// The latest slot that carries a checkpoint and is below this one.
+        checkpoint: Option<Slot>,
+        /// What it holds.
+        entries: Vec<Entry>,
+    },
+    /// The end: whoever wrote it, nothing at this slot or above was ever committed.
+    Fence {
+        /// The journal.
+        epoch: Epoch,
+        /// The slot.
+        slot: Slot,
+        /// The fencer's token.
+        token: Token,
+        /// Who fenced.
+        by: Epoch,
+    },
+}
+
+impl JournalObject {
+    /// The object's bytes.
+    pub fn encode(&self) -> Bytes {
+        todo!()
+    }
+    /// Reads a whole object; batches share `bytes`.
+    ///
+    /// # Errors
+    /// When any checksum or limit is violated, or epoch and slot are not `expected`.
+    pub fn decode(bytes: Bytes, expected: (Epoch, Slot)) -> Result<Self, DecodeError> {
+        let _ = (bytes, expected);
+        todo!()
+    }
+    /// Where each [`Entry::Batch`] of the encoded object stands, in order. Equal to what a checkpoint says of the object.
+    pub fn locations(&self) -> Vec<BatchLocation> {
+        todo!()
+    }
+    /// The token.
+    pub fn token(&self) -> Token {
+        match self {
+            Self::Entries { token, .. } | Self::Fence { token, .. } => *token,
+        }
+    }
+}

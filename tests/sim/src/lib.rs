@@ -1,0 +1,1 @@
+//! Deterministic simulation of the broker core against a misbehaving store.
