@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use refstream_core::{Settings, StopReason};
-use refstream_filer_adapter::{Filer, Runtime, StoreError, probe::ProbeError};
+use refstream_filer_adapter::{Filer, Runtime, probe::ProbeError};
 use refstream_format::{
     cluster_log::{SealedSegment, TopicState},
     manifest::Manifest,

@@ -1,5 +1,8 @@
 //! Reading and writing primitive values, with bounds.
+//!
+//! Every object at rest is a *frame*: 4 bytes magic, `u16` version, then whatever the format says, with a CRC32C over each unit.
 
+use bytes::Bytes;
 use refstream_types::Crc32c;
 use thiserror::Error;
 
@@ -18,4 +21,228 @@ pub struct DecodeError {
 /// CRC32C (Castagnoli, RFC 3720) of `bytes`.
 pub fn crc32c(bytes: &[u8]) -> Crc32c {
     Crc32c(crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes) as u32)
+}
+
+/// Appends primitive values to a buffer.
+#[derive(Debug, Default)]
+pub(crate) struct Writer(pub(crate) Vec<u8>);
+
+impl Writer {
+    pub(crate) fn new() -> Self {
+        Self::default()
+    }
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+    pub(crate) fn raw(&mut self, bytes: &[u8]) {
+        self.0.extend_from_slice(bytes);
+    }
+    pub(crate) fn u8(&mut self, value: u8) {
+        self.0.push(value);
+    }
+    pub(crate) fn u16(&mut self, value: u16) {
+        self.raw(&value.to_le_bytes());
+    }
+    pub(crate) fn u32(&mut self, value: u32) {
+        self.raw(&value.to_le_bytes());
+    }
+    pub(crate) fn u64(&mut self, value: u64) {
+        self.raw(&value.to_le_bytes());
+    }
+    /// LEB128.
+    pub(crate) fn varint(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.u8(value as u8 | 0x80);
+            value >>= 7;
+        }
+        self.u8(value as u8);
+    }
+    /// Zigzag, then LEB128.
+    pub(crate) fn signed(&mut self, value: i64) {
+        self.varint(((value << 1) ^ (value >> 63)) as u64);
+    }
+    /// A varint length, then the bytes.
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) {
+        self.varint(bytes.len() as u64);
+        self.raw(bytes);
+    }
+    /// 0, or 1 and the value.
+    pub(crate) fn option<T>(&mut self, value: Option<T>, write: impl FnOnce(&mut Self, T)) {
+        match value {
+            None => self.u8(0),
+            Some(value) => {
+                self.u8(1);
+                write(self, value);
+            }
+        }
+    }
+    /// A varint count, then the items.
+    pub(crate) fn list<T>(&mut self, items: &[T], mut write: impl FnMut(&mut Self, &T)) {
+        self.varint(items.len() as u64);
+        for item in items {
+            write(self, item);
+        }
+    }
+    /// The CRC32C of everything from byte `from` on.
+    pub(crate) fn checksum_from(&mut self, from: usize) {
+        let checksum = crc32c(&self.0[from..]);
+        self.u32(checksum.0);
+    }
+}
+
+/// Takes primitive values from a buffer; never reads past its end.
+#[derive(Clone, Debug)]
+pub(crate) struct Reader {
+    bytes: Bytes,
+    at: usize,
+    what: &'static str,
+}
+
+impl Reader {
+    pub(crate) fn new(bytes: Bytes, what: &'static str) -> Self {
+        Self { bytes, at: 0, what }
+    }
+    pub(crate) fn at(&self) -> usize {
+        self.at
+    }
+    pub(crate) fn remaining(&self) -> usize {
+        self.bytes.len() - self.at
+    }
+    /// An error at the current position.
+    pub(crate) fn error(&self, why: impl Into<String>) -> DecodeError {
+        DecodeError { what: self.what, at: self.at, why: why.into() }
+    }
+    /// The next `count` bytes, sharing the buffer.
+    pub(crate) fn take(&mut self, count: usize) -> Result<Bytes, DecodeError> {
+        if count > self.remaining() {
+            return Err(self.error(format!("truncated: {count} bytes wanted, {} left", self.remaining())));
+        }
+        let taken = self.bytes.slice(self.at..self.at + count);
+        self.at += count;
+        Ok(taken)
+    }
+    pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
+        if N > self.remaining() {
+            return Err(self.error(format!("truncated: {N} bytes wanted, {} left", self.remaining())));
+        }
+        let mut array = [0; N];
+        array.copy_from_slice(&self.bytes[self.at..self.at + N]);
+        self.at += N;
+        Ok(array)
+    }
+    pub(crate) fn u8(&mut self) -> Result<u8, DecodeError> {
+        Ok(self.array::<1>()?[0])
+    }
+    pub(crate) fn u16(&mut self) -> Result<u16, DecodeError> {
+        Ok(u16::from_le_bytes(self.array()?))
+    }
+    pub(crate) fn u32(&mut self) -> Result<u32, DecodeError> {
+        Ok(u32::from_le_bytes(self.array()?))
+    }
+    pub(crate) fn u64(&mut self) -> Result<u64, DecodeError> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+    pub(crate) fn varint(&mut self) -> Result<u64, DecodeError> {
+        let mut value = 0_u64;
+        for shift in (0..64).step_by(7) {
+            let byte = self.u8()?;
+            let bits = u64::from(byte & 0x7f);
+            if shift == 63 && bits > 1 {
+                break;
+            }
+            value |= bits << shift;
+            if byte & 0x80 == 0 {
+                return Ok(value);
+            }
+        }
+        Err(self.error("a varint exceeds 64 bits"))
+    }
+    pub(crate) fn signed(&mut self) -> Result<i64, DecodeError> {
+        let value = self.varint()?;
+        Ok((value >> 1) as i64 ^ -((value & 1) as i64))
+    }
+    /// A varint length of at most `limit`, then that many bytes.
+    pub(crate) fn bytes(&mut self, limit: usize) -> Result<Bytes, DecodeError> {
+        let length = self.varint()?;
+        if length > limit as u64 {
+            return Err(self.error(format!("length {length} exceeds the limit {limit}")));
+        }
+        self.take(length as usize)
+    }
+    pub(crate) fn text(&mut self, limit: usize) -> Result<String, DecodeError> {
+        let bytes = self.bytes(limit)?;
+        String::from_utf8(bytes.into()).map_err(|_| self.error("text is not UTF-8"))
+    }
+    /// Text that parses as a `T`.
+    pub(crate) fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(
+        &mut self,
+        limit: usize,
+    ) -> Result<T, DecodeError> {
+        let text = self.text(limit)?;
+        text.parse().map_err(|error: T::Err| self.error(error.to_string()))
+    }
+    pub(crate) fn flag(&mut self) -> Result<bool, DecodeError> {
+        match self.u8()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            other => Err(self.error(format!("{other} is neither 0 nor 1"))),
+        }
+    }
+    pub(crate) fn option<T>(
+        &mut self,
+        read: impl FnOnce(&mut Self) -> Result<T, DecodeError>,
+    ) -> Result<Option<T>, DecodeError> {
+        if self.flag()? { read(self).map(Some) } else { Ok(None) }
+    }
+    /// A varint count, then the items. An item takes at least one byte, so the count cannot exceed what is left; memory
+    /// grows with what was really read.
+    pub(crate) fn list<T>(
+        &mut self,
+        limit: usize,
+        mut read: impl FnMut(&mut Self) -> Result<T, DecodeError>,
+    ) -> Result<Vec<T>, DecodeError> {
+        let count = self.varint()?;
+        if count > limit as u64 || count > self.remaining() as u64 {
+            return Err(
+                self.error(format!("count {count} exceeds the limit {limit} or the {} bytes left", self.remaining()))
+            );
+        }
+        let mut items = Vec::new();
+        for _ in 0..count {
+            items.push(read(self)?);
+        }
+        Ok(items)
+    }
+    /// Checks the CRC32C that follows the bytes from `from` to here.
+    pub(crate) fn verify_from(&mut self, from: usize) -> Result<(), DecodeError> {
+        let actual = crc32c(&self.bytes[from..self.at]);
+        let at = self.at;
+        let stored = Crc32c(self.u32()?);
+        if actual == stored {
+            Ok(())
+        } else {
+            Err(DecodeError {
+                what: self.what,
+                at,
+                why: format!("checksum mismatch: stored {stored}, actual {actual}"),
+            })
+        }
+    }
+    /// Checks magic and version (at most `highest`) and returns the version.
+    pub(crate) fn preamble(&mut self, magic: [u8; 4], highest: u16) -> Result<u16, DecodeError> {
+        let found: [u8; 4] = self.array()?;
+        if found != magic {
+            return Err(self.error(format!("magic is {found:02x?}, expected {magic:02x?}")));
+        }
+        let version = self.u16()?;
+        if version == 0 || version > highest {
+            return Err(self
+                .error(format!("version {version} is unknown, the highest known is {highest}: update this program")));
+        }
+        Ok(version)
+    }
+    /// Checks that nothing is left.
+    pub(crate) fn end(&self) -> Result<(), DecodeError> {
+        if self.remaining() == 0 { Ok(()) } else { Err(self.error(format!("{} bytes too many", self.remaining()))) }
+    }
 }
