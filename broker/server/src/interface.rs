@@ -1,14 +1,14 @@
 //! How a binary runs a broker.
 
 use async_trait::async_trait;
-use refstream_core::{Settings, StopReason};
+use refstream_core::Settings;
 use refstream_filer_adapter::{Filer, Runtime, probe::ProbeError};
 use refstream_format::{
     cluster_log::{SealedSegment, TopicState},
     manifest::Manifest,
 };
 use refstream_types::{Layout, SegmentNumber, StoreName};
-use std::{fmt::Debug, net::SocketAddr, sync::Arc};
+use std::{fmt::Debug, net::SocketAddr, sync::Arc, time::Duration};
 use thiserror::Error;
 
 /// What a compaction did.
@@ -38,7 +38,9 @@ pub struct CompactorError {
 #[async_trait]
 pub trait Compactor: Debug + Send + Sync + 'static {
     /// Puts these sealed segments of a topic (ascending; maybe none) into files and commits them to its manifest; then publishes
-    /// files under `data/` where they are due, or all of them with `publish`.
+    /// files under `data/` where they are due, or all of them with `publish`. Never called twice at once for one topic.
+    ///
+    /// Runs on the broker's own threads: what is heavy on the CPU belongs on blocking threads, or appends wait for it.
     ///
     /// # Errors
     /// When the store failed or the manifest could not be committed.
@@ -63,6 +65,31 @@ pub struct StoreDescription {
     pub name: StoreName,
     /// What clients need to open it.
     pub description: refstream_proto::v1::Store,
+}
+
+/// Settings of the shell around the core.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerSettings {
+    /// How often files that became due are published when nothing is sealed meanwhile. Each turn reads the manifests of topics that
+    /// have unpublished files.
+    pub publish_every: Duration,
+    /// How long a closed segment is still served from its journal, so that readers in the midst of it get to its end.
+    pub closed_grace: Duration,
+    /// How long [`Server::drain`](crate::Server::drain) waits for the core, and then for connections to end.
+    pub drain_timeout: Duration,
+    /// A broker whose oldest operation on the store has been without success for this long is not ready.
+    pub stuck_after: Duration,
+}
+
+impl Default for ServerSettings {
+    fn default() -> Self {
+        Self {
+            publish_every: Duration::from_secs(30),
+            closed_grace: Duration::from_secs(30),
+            drain_timeout: Duration::from_secs(30),
+            stuck_after: Duration::from_secs(5),
+        }
+    }
 }
 
 /// How to run a broker.
@@ -90,6 +117,8 @@ pub struct ServerConfig {
     pub compactor: Option<Arc<dyn Compactor>>,
     /// Time and randomness.
     pub runtime: Arc<dyn Runtime>,
+    /// Settings of the shell.
+    pub settings: ServerSettings,
 }
 
 /// Why a broker did not start.
@@ -105,45 +134,18 @@ pub enum StartError {
         /// What the system said.
         error: std::io::Error,
     },
+    /// The address can be reached from other machines, which needs TLS and a token; neither exists yet.
+    #[error(
+        "refusing to listen on {address}: it is not a loopback address, and listening beyond loopback requires TLS and a token, \
+         which this version does not have; use a loopback address such as 127.0.0.1 with --{flag}"
+    )]
+    NotLoopback {
+        /// The address.
+        address: SocketAddr,
+        /// The flag that changes it.
+        flag: &'static str,
+    },
     /// The store is unfit.
     #[error(transparent)]
     Probe(#[from] ProbeError),
-}
-
-/// A running broker.
-#[derive(Debug)]
-pub struct Server {}
-
-#[allow(unused_variables)]
-impl Server {
-    /// Probes the store, listens, and starts the core. Returns once both ports listen; `/readyz` tells when it serves.
-    ///
-    /// # Errors
-    /// When a port cannot be had or the store is unfit.
-    pub async fn start(config: ServerConfig) -> Result<Self, StartError> {
-        todo!()
-    }
-    /// Where gRPC listens.
-    pub fn grpc_address(&self) -> SocketAddr {
-        todo!()
-    }
-    /// Where HTTP listens.
-    pub fn http_address(&self) -> SocketAddr {
-        todo!()
-    }
-    /// Waits until it serves, or says why it stopped before.
-    ///
-    /// # Errors
-    /// When it stopped.
-    pub async fn serving(&self) -> Result<(), StopReason> {
-        todo!()
-    }
-    /// Waits until it stops by itself.
-    pub async fn stopped(&self) -> StopReason {
-        todo!()
-    }
-    /// Drains: refuses new appends, seals and commits, answers what is in flight, closes the ports.
-    pub async fn drain(self) -> StopReason {
-        todo!()
-    }
 }

@@ -3,5 +3,7 @@
 #![warn(missing_docs)]
 
 mod interface;
+mod server;
 
-pub use interface::{Compacted, Compactor, CompactorError, Server, ServerConfig, StartError, StoreDescription};
+pub use interface::{Compacted, Compactor, CompactorError, ServerConfig, ServerSettings, StartError, StoreDescription};
+pub use server::Server;
