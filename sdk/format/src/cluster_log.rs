@@ -2,13 +2,38 @@
 //!
 //! Every few hundred entries a snapshot of the state after an entry is stored beside the log, so that nobody replays from the
 //! start. Closed segments leave the state once their topic's manifest names their files.
+//!
+//! # A partition's chain
+//!
+//! For one partition the segments form one chain: each starts where the one before ended. [`TopicState::next_offsets`] keeps
+//! that place even when no segment is open and the last one is closed, so a topic can always be reopened.
+//!
+//! Besides the offset, a segment's first owner needs the producers' state that its predecessors ended with, or a retry across
+//! the seam would be taken for news. That state is in the predecessors' journals, not here; a [`Tail`] says where, and keeps
+//! those journals from being freed:
+//!
+//! 1. `SealSegment` makes the ended segment the tail of its partitions.
+//! 2. `OpenSegment` names as predecessors exactly the tails that overlap its range. The tails stay.
+//! 3. The owner reads the tails' final states and journals its own `Adopt` entry.
+//! 4. `SegmentAdopted` says that this entry is durable: the tails are released for that range.
+//!
+//! A crash before 4 loses nothing: the tails are still there. A segment that ends without having been adopted holds no record
+//! (an `Adopt` entry precedes the first batch), so it becomes no tail, and its own predecessors' tails serve its successor.
+//! An end by its owner, or with records, proves the adoption, whether or not 4 was written.
 
-use crate::DecodeError;
+mod apply;
+mod check;
+mod codec;
+mod queries;
+
+pub use codec::{MAX_COMMANDS, MAX_ENDPOINT_BYTES};
+pub use queries::Unserved;
+
 use refstream_types::{
     Epoch, LeaderTerm, Offset, PartitionRange, SegmentId, SegmentNumber, Slot, Timestamp, Token, TopicConfig, TopicId,
     TopicName, Version,
 };
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 /// How a segment ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +61,8 @@ pub struct OpenSegment {
     pub owner: Epoch,
     /// The first offset of each partition of `range`.
     pub start_offsets: Vec<Offset>,
-    /// The segments it carries on from; their seals hold the producers' state. Empty for a topic's first segments.
+    /// The segments whose final states it carries on from, ascending: exactly the tails that overlap `range`. Empty for a
+    /// topic's first segments.
     pub predecessors: Vec<SegmentNumber>,
 }
 
@@ -49,7 +75,8 @@ pub struct SealedSegment {
     pub end_offsets: Vec<Offset>,
     /// How it ended; the journal is `opened.owner`'s.
     pub by: SealedBy,
-    /// The first and last slot of the owner's journal that can hold its batches.
+    /// The slot of the `Adopt` entry and the last slot that can hold its batches, in the owner's journal. Without meaning
+    /// when it was never adopted.
     pub slots: (Slot, Slot),
     /// Encoded bytes of its batches.
     pub bytes: u64,
@@ -105,10 +132,18 @@ pub enum Command {
         end_offsets: Vec<Offset>,
         /// How.
         by: SealedBy,
-        /// The first and last slot that can hold its batches.
+        /// The slot of the `Adopt` entry and the last slot that can hold its batches. Any when it was never adopted.
         slots: (Slot, Slot),
         /// Encoded bytes of its batches.
         bytes: u64,
+    },
+    /// The owner's journal durably holds the segment's `Adopt` entry: its predecessors' journals are no longer needed for the
+    /// producers' state of its range.
+    SegmentAdopted {
+        /// Which; open.
+        segment: SegmentId,
+        /// The slot of the `Adopt` entry.
+        slot: Slot,
     },
     /// The segment's records are in files that the topic's manifest names (or it holds none): it leaves the state.
     SegmentClosed {
@@ -129,6 +164,11 @@ pub enum Command {
         /// Where clients reach it.
         endpoint: String,
     },
+    /// The epoch was recovered and nothing in its journal is needed any more: it leaves the state.
+    EpochForgotten {
+        /// Its epoch.
+        epoch: Epoch,
+    },
 }
 
 /// One object of the cluster log: changes that take effect together.
@@ -146,21 +186,6 @@ pub struct LogEntry {
     pub commands: Vec<Command>,
 }
 
-impl LogEntry {
-    /// The object's bytes.
-    pub fn encode(&self) -> Vec<u8> {
-        todo!()
-    }
-    /// Reads an entry.
-    ///
-    /// # Errors
-    /// When it is damaged, of an unknown version, or not number `expected`.
-    pub fn decode(bytes: &[u8], expected: Version) -> Result<Self, DecodeError> {
-        let _ = (bytes, expected);
-        todo!()
-    }
-}
-
 /// A log entry that would break an invariant of the state.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cluster log entry {version}: {invariant}: {detail}")]
@@ -171,6 +196,16 @@ pub struct Violation {
     pub invariant: &'static str,
     /// What would break it.
     pub detail: String,
+}
+
+/// Where the newest producers' state of some partitions is: an ended segment whose successor has not adopted it yet. Outlives
+/// the segment's closing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tail {
+    /// The segment, as it ended.
+    pub segment: SealedSegment,
+    /// The partitions for which it is needed: ascending, disjoint, not adjoining, within the segment's range.
+    pub uncovered: Vec<PartitionRange>,
 }
 
 /// A topic in the cluster's state.
@@ -188,10 +223,17 @@ pub struct TopicState {
     pub deleted: bool,
     /// The number of the next segment.
     pub next_segment: SegmentNumber,
+    /// For each partition the offset after the last record of all ended segments: where the open segment starts, or the
+    /// next one will.
+    pub next_offsets: Vec<Offset>,
     /// Open segments by number.
     pub open: BTreeMap<SegmentNumber, OpenSegment>,
+    /// Those open segments whose adoption the log knows, with the slot of the `Adopt` entry.
+    pub adopted: BTreeMap<SegmentNumber, Slot>,
     /// Sealed segments that no file holds yet, by number.
     pub sealed: BTreeMap<SegmentNumber, SealedSegment>,
+    /// Where the producers' state is of partitions that no open segment has adopted, by number. Empty once deleted.
+    pub tails: BTreeMap<SegmentNumber, Tail>,
 }
 
 /// A broker in the cluster's state.
@@ -203,45 +245,35 @@ pub struct EpochState {
     pub fence: Option<Slot>,
 }
 
-/// The cluster's state: the fold of the log. See [`ClusterState::apply`].
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// The cluster's state: the fold of the log. See [`ClusterState::apply`]. Cloning shares the topics.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterState {
     /// The last log entry it includes.
     pub version: Version,
     /// The highest leader term, and who holds it.
     pub leader: Option<(LeaderTerm, Epoch)>,
-    /// The id of the next topic.
+    /// The id of the next topic; ids start at 1.
     pub next_topic: TopicId,
     /// Topics by id.
-    pub topics: BTreeMap<TopicId, TopicState>,
+    pub topics: BTreeMap<TopicId, Arc<TopicState>>,
     /// Epochs that joined and whose journals may still be needed.
     pub epochs: BTreeMap<Epoch, EpochState>,
+    /// The highest epoch that left the state: none up to it may still join.
+    pub forgotten: Epoch,
+    /// Live topics by name; follows from `topics`.
+    names: BTreeMap<TopicName, TopicId>,
 }
 
-impl ClusterState {
-    /// A snapshot's bytes; the same state gives the same bytes.
-    pub fn encode(&self) -> Vec<u8> {
-        todo!()
-    }
-    /// Reads a snapshot.
-    ///
-    /// # Errors
-    /// When it is damaged, of an unknown version, or not of entry `expected`.
-    pub fn decode(bytes: &[u8], expected: Version) -> Result<Self, DecodeError> {
-        let _ = (bytes, expected);
-        todo!()
-    }
-    /// Folds one log entry into the state: the only way in which the state changes, the same for everybody who reads the log.
-    /// The state is unchanged when it refuses.
-    ///
-    /// # Errors
-    /// Names the invariant that the entry would break.
-    pub fn apply(&mut self, entry: &LogEntry) -> Result<(), Violation> {
-        let _ = entry;
-        todo!()
-    }
-    /// The live topic of that name.
-    pub fn topic_by_name(&self, name: &TopicName) -> Option<&TopicState> {
-        self.topics.values().find(|t| !t.deleted && t.name == *name)
+impl Default for ClusterState {
+    fn default() -> Self {
+        Self {
+            version: Version(0),
+            leader: None,
+            next_topic: TopicId(1),
+            topics: BTreeMap::new(),
+            epochs: BTreeMap::new(),
+            forgotten: Epoch(0),
+            names: BTreeMap::new(),
+        }
     }
 }

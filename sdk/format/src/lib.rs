@@ -7,6 +7,7 @@
 
 pub mod batch;
 pub mod blocks;
+mod checked;
 pub mod cluster_log;
 pub mod epoch;
 pub mod frames;

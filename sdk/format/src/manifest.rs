@@ -1,9 +1,11 @@
 //! Topic manifests: the numbered versions of which files hold a topic's closed segments. Only compactors write them.
 
-use crate::DecodeError;
+mod codec;
+
 use refstream_types::{
     Key, Offset, PartitionId, PartitionRange, SegmentNumber, Timestamp, Token, TopicId, TopicName, Version,
 };
+use std::collections::BTreeMap;
 
 /// A segment, or the part of it that one UTC day holds, as it stands in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,30 +90,64 @@ pub struct Manifest {
     pub replaced: Vec<Key>,
 }
 
+/// A segment's rows in one file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held<'a> {
+    /// The segment, or the part of it that the file holds.
+    pub span: &'a SegmentSpan,
+    /// The file.
+    pub file: &'a DataFile,
+}
+
+/// The file among `files` that holds the record; a published one before a fresh one.
+pub fn file_of(files: &[DataFile], partition: PartitionId, offset: Offset) -> Option<&DataFile> {
+    let mut holding = files.iter().filter(|file| file.contains(partition, offset));
+    let first = holding.next()?;
+    if first.tier == Tier::Data { Some(first) } else { holding.find(|f| f.tier == Tier::Data).or(Some(first)) }
+}
+
+/// For each partition that `files` hold rows of, the offset after the last one.
+pub fn end_offsets(files: &[DataFile]) -> BTreeMap<PartitionId, Offset> {
+    let mut ends = BTreeMap::new();
+    for span in files.iter().flat_map(|file| &file.segments) {
+        for ((partition, start), end) in span.range.iter().zip(&span.start_offsets).zip(&span.end_offsets) {
+            if start < end {
+                let reached = ends.entry(partition).or_insert(*end);
+                *reached = (*end).max(*reached);
+            }
+        }
+    }
+    ends
+}
+
+/// The segments that `files` hold, ascending by number; one entry for each file that has a part of it.
+pub fn segments(files: &[DataFile]) -> Vec<Held<'_>> {
+    let mut held: Vec<_> =
+        files.iter().flat_map(|file| file.segments.iter().map(move |span| Held { span, file })).collect();
+    held.sort_by_key(|held| (held.span.number, held.file.append_times.0));
+    held
+}
+
 impl Manifest {
-    /// The object's bytes.
-    pub fn encode(&self) -> Vec<u8> {
-        todo!()
+    /// A topic's manifest before its first version: number 0, without files.
+    pub fn empty(topic: TopicId, name: TopicName, token: Token) -> Self {
+        let (pages, files, replaced) = (Vec::new(), Vec::new(), Vec::new());
+        Self { topic, name, version: Version(0), token, pages, files, plan: None, replaced }
     }
-    /// Reads a version.
-    ///
-    /// # Errors
-    /// When it is damaged, of an unknown version, or not of that topic and number.
-    pub fn decode(bytes: &[u8], expected: (TopicId, Version)) -> Result<Self, DecodeError> {
-        let _ = (bytes, expected);
-        todo!()
+    /// The file that holds the record, unless it is one that a page lists; see [`file_of`].
+    pub fn file_of(&self, partition: PartitionId, offset: Offset) -> Option<&DataFile> {
+        file_of(&self.files, partition, offset)
     }
-    /// The bytes of a history page.
-    pub fn encode_page(files: &[DataFile]) -> Vec<u8> {
-        let _ = files;
-        todo!()
+    /// For each partition that files outside pages hold rows of, the offset after the last one.
+    pub fn end_offsets(&self) -> BTreeMap<PartitionId, Offset> {
+        end_offsets(&self.files)
     }
-    /// Reads a history page.
-    ///
-    /// # Errors
-    /// When it is damaged.
-    pub fn decode_page(bytes: &[u8]) -> Result<Vec<DataFile>, DecodeError> {
-        let _ = bytes;
-        todo!()
+    /// The segments in files outside pages, ascending by number; one entry for each file that has a part of it.
+    pub fn segments(&self) -> Vec<Held<'_>> {
+        segments(&self.files)
+    }
+    /// Files that pages list, and that files outside pages are.
+    pub fn file_count(&self) -> u64 {
+        self.pages.iter().map(|(_, files)| u64::from(*files)).sum::<u64>() + self.files.len() as u64
     }
 }
