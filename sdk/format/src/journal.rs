@@ -66,11 +66,15 @@ pub struct SegmentState {
     pub segment: SegmentId,
     /// Its partitions.
     pub range: PartitionRange,
+    /// The slot of the owner's own [`Entry::Adopt`]: no batch of the segment is below it.
+    pub adopted: Slot,
+    /// Encoded bytes of the batches that the segment holds; 0 in [`Entry::Adopt`].
+    pub bytes: u64,
     /// The next offset of each partition of `range`.
     pub next_offsets: Vec<Offset>,
     /// The last append time given.
     pub last_append_time: Timestamp,
-    /// Producers with a live sequence.
+    /// Producers with a live sequence, in any order.
     pub producers: Vec<ProducerState>,
 }
 
