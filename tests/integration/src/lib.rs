@@ -1,1 +1,326 @@
-//! Real processes, end to end.
+//! Real processes, end to end: starts the `refstream` binary, kills it, reads what it prints.
+//!
+//! The binary is the one that `cargo build` put beside the tests, or the one that `REFSTREAM_BIN` names.
+
+use serde_json::Value;
+use std::{
+    io::{BufRead as _, BufReader},
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+};
+use tempfile::TempDir;
+
+/// The `refstream` binary.
+///
+/// # Panics
+/// When there is none: build the workspace first.
+pub fn binary() -> PathBuf {
+    let path = std::env::var_os("REFSTREAM_BIN").map_or_else(
+        || {
+            let mut path = std::env::current_exe().expect("the test's own path");
+            path.pop();
+            path.pop();
+            path.join("refstream")
+        },
+        PathBuf::from,
+    );
+    assert!(path.is_file(), "{} does not exist: run cargo build --workspace first", path.display());
+    path
+}
+
+/// Whether the long form of the tests is asked for.
+pub fn long() -> bool {
+    std::env::var_os("REFSTREAM_TEST_LONG").is_some()
+}
+
+/// What a finished command said.
+#[derive(Debug)]
+pub struct Said {
+    /// Its exit code; `None` when a signal ended it.
+    pub code: Option<i32>,
+    /// Its standard output.
+    pub stdout: Vec<u8>,
+    /// Its standard error.
+    pub stderr: String,
+}
+
+impl Said {
+    fn of(output: Output) -> Self {
+        Self {
+            code: output.status.code(),
+            stdout: output.stdout,
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+    /// The output, of a command that must have succeeded.
+    ///
+    /// # Panics
+    /// When it failed.
+    pub fn ok(self) -> Vec<u8> {
+        assert_eq!(self.code, Some(0), "{}", self.stderr);
+        self.stdout
+    }
+    /// The output as one JSON document, of a command that must have succeeded.
+    ///
+    /// # Panics
+    /// When it failed or printed something else.
+    pub fn json(self) -> Value {
+        serde_json::from_slice(&self.ok()).expect("JSON on stdout")
+    }
+    /// The output as one JSON document a line, of a command that must have succeeded.
+    ///
+    /// # Panics
+    /// When it failed or printed something else.
+    pub fn lines(self) -> Vec<Value> {
+        lines(&self.ok())
+    }
+    /// Checks that the command failed with `code` and that its standard error has each of `words`, and did not panic.
+    ///
+    /// # Panics
+    /// When it did not.
+    pub fn fails(self, code: i32, words: &[&str]) -> Self {
+        assert_eq!(self.code, Some(code), "{}", self.stderr);
+        assert!(!self.stderr.contains("panicked"), "{}", self.stderr);
+        for word in words {
+            assert!(self.stderr.contains(word), "{word:?} is not in: {}", self.stderr);
+        }
+        self
+    }
+}
+
+/// One JSON document a line.
+///
+/// # Panics
+/// When a line is no JSON.
+pub fn lines(bytes: &[u8]) -> Vec<Value> {
+    bytes
+        .split(|b| *b == b'\n')
+        .filter(|line| !line.is_empty())
+        .map(|line| serde_json::from_slice(line).expect("a JSON document a line"))
+        .collect()
+}
+
+/// `refstream up` on a folder of its own.
+#[derive(Debug)]
+pub struct Up {
+    folder: TempDir,
+    process: Option<Child>,
+    /// Addresses of gRPC, HTTP and S3; the same after every restart.
+    pub addresses: [String; 3],
+    environment: Vec<(&'static str, String)>,
+}
+
+impl Up {
+    /// Starts it and waits until it serves.
+    pub fn start() -> Self {
+        Self::start_with(Vec::new())
+    }
+
+    /// Starts it with further environment variables.
+    pub fn start_with(environment: Vec<(&'static str, String)>) -> Self {
+        let folder = TempDir::new().expect("a temporary folder");
+        let mut up = Self { folder, process: None, addresses: ["127.0.0.1:0"; 3].map(str::to_owned), environment };
+        up.restart();
+        up
+    }
+
+    /// The data folder.
+    pub fn data(&self) -> PathBuf {
+        self.folder.path().join("data")
+    }
+
+    /// Starts it again on the same folder and ports, and waits until it serves.
+    ///
+    /// # Panics
+    /// When it does not start.
+    pub fn restart(&mut self) {
+        assert!(self.process.is_none(), "it runs already");
+        let mut child = Command::new(binary())
+            .args(["--output", "json", "up", "--data"])
+            .arg(self.data())
+            .args(["--listen", &self.addresses[0], "--http", &self.addresses[1], "--s3", &self.addresses[2]])
+            .env("HOME", self.folder.path())
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("refstream up starts");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line).expect("a line");
+        let said: Value = serde_json::from_str(&line).expect("refstream up prints its endpoints once it serves");
+        let address = |value: &Value| value.as_str().expect("a URL").trim_start_matches("http://").to_owned();
+        self.addresses = [address(&said["grpc"]), address(&said["http"]), address(&said["s3"]["endpoint"])];
+        self.process = Some(child);
+    }
+
+    /// `kill -9`.
+    ///
+    /// # Panics
+    /// When it does not run.
+    pub fn kill(&mut self) {
+        let mut child = self.process.take().expect("it runs");
+        child.kill().expect("it is killed");
+        child.wait().expect("it ends");
+    }
+
+    /// SIGTERM, and waits for the end; its exit code.
+    ///
+    /// # Panics
+    /// When it does not run.
+    pub fn stop(&mut self) -> Option<i32> {
+        let mut child = self.process.take().expect("it runs");
+        signal(&child, "TERM");
+        child.wait().expect("it ends").code()
+    }
+
+    /// Sends a signal such as `STOP` or `CONT`.
+    ///
+    /// # Panics
+    /// When it does not run.
+    pub fn signal(&self, name: &str) {
+        signal(self.process.as_ref().expect("it runs"), name);
+    }
+
+    /// A command against it.
+    pub fn command<S: AsRef<std::ffi::OsStr>>(&self, arguments: &[S]) -> Command {
+        let mut command = Command::new(binary());
+        command
+            .env("REFSTREAM_ENDPOINT", format!("http://{}", self.addresses[0]))
+            .env("HOME", self.folder.path())
+            .args(arguments)
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Runs a command against it to the end.
+    ///
+    /// # Panics
+    /// When it cannot be run.
+    pub fn run<S: AsRef<std::ffi::OsStr>>(&self, arguments: &[S]) -> Said {
+        Said::of(self.command(arguments).output().expect("refstream runs"))
+    }
+
+    /// Starts a command against it in the background.
+    ///
+    /// # Panics
+    /// When it cannot be run.
+    pub fn spawn<S: AsRef<std::ffi::OsStr>>(&self, arguments: &[S]) -> Running {
+        let child = self.command(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        Running(child.expect("refstream runs"))
+    }
+
+    /// All records of a topic from the first one on.
+    pub fn records(&self, topic: &str) -> Vec<Value> {
+        self.run(&["tail", topic, "--from", "earliest", "--no-follow"]).lines()
+    }
+
+    /// How many records are committed in a topic; `None` while nobody answers.
+    pub fn committed(&self, topic: &str) -> Option<u64> {
+        let said = self.run(&["--timeout", "1s", "--output", "json", "topic", "describe", topic]);
+        let value: Value = serde_json::from_slice(&said.stdout).ok()?;
+        Some(value["offsets"].as_array()?.iter().filter_map(|p| p["latest"].as_u64()).sum())
+    }
+}
+
+impl Drop for Up {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.process.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// A command in the background.
+#[derive(Debug)]
+pub struct Running(Child);
+
+impl Running {
+    /// Whether it has ended.
+    ///
+    /// # Panics
+    /// When the system does not say.
+    pub fn ended(&mut self) -> bool {
+        self.0.try_wait().expect("a status").is_some()
+    }
+    /// Waits for its end.
+    ///
+    /// # Panics
+    /// When it cannot be waited for.
+    pub fn wait(self) -> Said {
+        Said::of(self.0.wait_with_output().expect("it ends"))
+    }
+    /// Sends a signal.
+    pub fn signal(&self, name: &str) {
+        signal(&self.0, name);
+    }
+}
+
+fn signal(child: &Child, name: &str) {
+    let sent = Command::new("kill").arg(format!("-{name}")).arg(child.id().to_string()).status().expect("kill runs");
+    assert!(sent.success());
+}
+
+/// Files with different contents, some of them in sub-folders: path relative to the folder, and contents.
+#[derive(Debug)]
+pub struct Files {
+    folder: TempDir,
+    /// Relative path and BLAKE3 of each, ascending.
+    pub expected: std::collections::BTreeMap<String, String>,
+}
+
+impl Files {
+    /// `count` files of 0 to `max_bytes` bytes, the same for the same `seed`.
+    ///
+    /// # Panics
+    /// When they cannot be written.
+    pub fn generate(count: usize, max_bytes: usize, seed: u64) -> Self {
+        use rand::{Rng as _, RngCore as _, SeedableRng as _};
+        let mut random = rand::rngs::StdRng::seed_from_u64(seed);
+        let folder = TempDir::new().expect("a temporary folder");
+        let mut expected = std::collections::BTreeMap::new();
+        for i in 0..count {
+            let name = format!("{:02}/ä {:03}/file-{i:06}.bin", i % 7, i % 31);
+            let mut contents = vec![0; random.random_range(0..=max_bytes)];
+            random.fill_bytes(&mut contents);
+            if i % 3 == 0 {
+                // Something that compresses.
+                contents.iter_mut().for_each(|b| *b = b'a' + (*b & 1));
+            }
+            let path = folder.path().join(&name);
+            std::fs::create_dir_all(path.parent().expect("a parent")).expect("a folder");
+            std::fs::write(&path, &contents).expect("a file");
+            expected.insert(name, format!("BLAKE3:{}", blake3::hash(&contents).to_hex()));
+        }
+        Self { folder, expected }
+    }
+
+    /// Where they are.
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Checks that the records are the files: each exactly once, with the right hash, offsets dense in each partition.
+    ///
+    /// # Panics
+    /// When they are not.
+    pub fn check(&self, records: &[Value]) {
+        let mut names = std::collections::BTreeMap::new();
+        let mut next = std::collections::BTreeMap::new();
+        for record in records {
+            let offset = next.entry(record["partition"].as_u64().expect("a partition")).or_insert(0_u64);
+            assert_eq!(record["offset"].as_u64(), Some(*offset), "offsets are dense: {record}");
+            *offset += 1;
+            let name = record["key"].as_str().expect("a key").to_owned();
+            let hash = record["content_hash"].as_str().expect("a hash").to_owned();
+            let before = names.insert(name.clone(), hash);
+            assert!(before.is_none(), "{name} appears twice");
+        }
+        for (name, hash) in &self.expected {
+            match names.remove(name) {
+                None => panic!("{name} is missing"),
+                Some(found) => assert_eq!(&found, hash, "{name}"),
+            }
+        }
+        assert!(names.is_empty(), "more than was given: {names:?}");
+    }
+}

@@ -1,0 +1,86 @@
+//! Damaged and missing payloads: named exactly, never handed out, never in the way of others.
+
+use refstream_integration_tests::{Files, Up};
+use std::path::{Path, PathBuf};
+
+fn objects(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).unwrap().flatten() {
+        if entry.path().is_dir() { objects(&entry.path(), found) } else { found.push(entry.path()) }
+    }
+}
+
+fn flip(path: &Path, at: usize) {
+    let mut bytes = std::fs::read(path).unwrap();
+    bytes[at] ^= 1;
+    std::fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn a_flipped_byte_is_named_and_never_handed_out() {
+    let up = Up::start();
+    let files = Files::generate(40, 3_000, 5);
+    up.run(&["topic", "create", "t", "--partitions", "2"]).ok();
+    up.run(&["backfill", "t", files.path().to_str().unwrap(), "--pack-below", "0"]).ok();
+    let records = up.records("t");
+    let victim = records.iter().find(|r| r["size"].as_u64().unwrap() > 100).unwrap();
+    let uri = victim["payload"]["uri"].as_str().unwrap();
+    flip(&up.data().join(uri.trim_start_matches("s3://")), 50);
+    let (partition, offset) = (victim["partition"].to_string(), victim["offset"].to_string());
+    let key = uri.rsplit('/').next().unwrap();
+
+    let said = up.run(&["get", "t", &partition, &offset]).fails(5, &["topic t", &partition, &offset, key]);
+    assert!(said.stdout.is_empty(), "no byte is handed out");
+    let target = up.data().join("out");
+    up.run(&["get", "t", &partition, &offset, "-o", target.to_str().unwrap()]).fails(5, &[key]);
+    assert!(!target.exists(), "no file is left behind");
+
+    up.run(&["verify", "t"]).ok();
+    let said = up.run(&["--output", "jsonl", "verify", "t", "--deep"]).fails(5, &[]);
+    let findings = refstream_integration_tests::lines(&said.stdout);
+    assert_eq!(findings.len(), 1, "{findings:?}");
+    assert_eq!(findings[0]["topic"], "t");
+    assert_eq!(findings[0]["partition"].to_string(), partition);
+    assert_eq!(findings[0]["offset"].to_string(), offset);
+    assert!(findings[0]["object"].as_str().unwrap().contains(key));
+
+    // The others are not disturbed.
+    let folder = up.data().join("payloads");
+    let said = up.run(&["tail", "t", "--from", "earliest", "--no-follow", "--payload", folder.to_str().unwrap()]);
+    let said = said.fails(5, &[key]);
+    assert_eq!(refstream_integration_tests::lines(&said.stdout).len(), 40);
+    let mut written = Vec::new();
+    objects(&folder, &mut written);
+    assert_eq!(written.len(), 39);
+}
+
+#[test]
+fn a_range_of_a_large_payload_is_verified_too() {
+    let up = Up::start();
+    up.run(&["topic", "create", "t"]).ok();
+    let path = up.data().join("large");
+    let contents: Vec<u8> = (0..5_000_000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    std::fs::write(&path, &contents).unwrap();
+    let put = up.run(&["--output", "json", "put", "t", path.to_str().unwrap()]).json();
+    let (partition, offset) = (put["partition"].to_string(), put["offset"].to_string());
+    let object = up.data().join(put["payload"]["uri"].as_str().unwrap().trim_start_matches("s3://"));
+    flip(&object, 3_500_000);
+    let range = |range: &str| up.run(&["get", "t", &partition, &offset, "--range", range]);
+    assert!(range("100-2000000").ok() == contents[100..=2_000_000], "blocks that are whole are served");
+    let said = range("3400000-3400010").fails(5, &["topic t"]);
+    assert!(said.stdout.is_empty());
+}
+
+#[test]
+fn a_missing_object_is_found_without_reading_payloads() {
+    let up = Up::start();
+    let files = Files::generate(50, 2_000, 6);
+    up.run(&["topic", "create", "t"]).ok();
+    up.run(&["backfill", "t", files.path().to_str().unwrap()]).ok();
+    let records = up.records("t");
+    let uri = records[0]["payload"]["uri"].as_str().unwrap();
+    let affected = records.iter().filter(|r| r["payload"]["uri"] == uri).count();
+    std::fs::remove_file(up.data().join(uri.trim_start_matches("s3://"))).unwrap();
+    let said = up.run(&["--output", "jsonl", "verify", "t"]).fails(5, &[]);
+    assert_eq!(refstream_integration_tests::lines(&said.stdout).len(), affected, "exactly the records that name it");
+    assert_eq!(up.records("t"), records, "references still flow");
+}

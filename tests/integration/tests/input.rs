@@ -1,0 +1,116 @@
+//! Wrong input on each surface: a clear error, nothing lost, nothing else disturbed.
+
+use refstream_integration_tests::{Files, Up, binary};
+use std::{
+    os::unix::{ffi::OsStrExt as _, fs::PermissionsExt as _},
+    process::Command,
+};
+
+#[test]
+fn names_and_settings_are_refused_with_a_reason() {
+    let up = Up::start();
+    up.run(&["topic", "create", "../x"]).fails(2, &["../x", "'/'"]);
+    up.run(&["topic", "create", &"x".repeat(300)]).fails(2, &["300 bytes", "249"]);
+    up.run(&["topic", "create", ""]).fails(2, &["empty"]);
+    up.run(&["topic", "create", "t", "--partitions", "0"]).fails(2, &["partitions"]);
+    up.run(&["topic", "create", "t", "--partitions", "5000"]).fails(2, &["4096"]);
+    up.run(&["topic", "create", "t", "--retention", "soon"]).fails(2, &["soon"]);
+    up.run(&["topic", "create", "t"]).ok();
+    up.run(&["topic", "create", "t"]).fails(1, &["t", "exists"]);
+    up.run(&["topic", "alter", "t"]).fails(2, &["nothing to alter"]);
+    up.run(&["tail", "nowhere", "--no-follow"]).fails(1, &["nowhere", "does not exist"]);
+    up.run(&["tail", "t", "--from", "yesterday"]).fails(2, &["yesterday"]);
+    up.run(&["get", "t", "99", "0"]).fails(1, &["99"]);
+    up.run(&["get", "t", "0", "0"]).fails(1, &["0"]);
+    up.run(&["get", "t", "0", "0", "--range", "9-1"]).fails(2, &["range"]);
+    up.run(&["put", "t", "/does/not/exist"]).fails(1, &["/does/not/exist"]);
+    up.run(&["put", "t", "/tmp", "--key", "k"]).fails(2, &["folder"]);
+    up.run(&["put", "t", "/etc/hostname", "--attribute", "novalue"]).fails(2, &["novalue", "NAME=VALUE"]);
+    up.run(&["backfill", "t", "/does/not/exist"]).fails(2, &["/does/not/exist"]);
+    up.run(&["backfill", "nowhere", "/etc/hostname"]).fails(1, &["nowhere"]);
+    up.run(&["backfill", "t", "/etc", "--include", "a{"]).fails(1, &["a{"]);
+    up.run(&["nonsense"]).fails(2, &[]);
+    assert_eq!(up.committed("t"), Some(0), "nothing was appended by all that");
+}
+
+#[test]
+fn nobody_there_is_exit_code_4() {
+    let said = Command::new(binary())
+        .args(["--endpoint", "http://127.0.0.1:9", "--timeout", "1s", "topic", "list"])
+        .output()
+        .unwrap();
+    assert_eq!(said.status.code(), Some(4));
+    assert!(String::from_utf8_lossy(&said.stderr).contains("http://127.0.0.1:9"));
+    let said = Command::new(binary()).args(["--endpoint", "127.0.0.1:7400", "topic", "list"]).output().unwrap();
+    assert_eq!(said.status.code(), Some(2), "an endpoint that is no URL");
+}
+
+#[test]
+fn a_port_or_folder_in_use_is_said() {
+    let up = Up::start();
+    let folder = tempfile::tempdir().unwrap();
+    let start = |data: &std::path::Path, listen: &str| {
+        let said = Command::new(binary())
+            .args(["up", "--data"])
+            .arg(data)
+            .args(["--listen", listen, "--http", "127.0.0.1:0", "--s3", "127.0.0.1:0"])
+            .output()
+            .unwrap();
+        assert_eq!(said.status.code(), Some(1));
+        String::from_utf8_lossy(&said.stderr).into_owned()
+    };
+    let said = start(folder.path(), &up.addresses[0]);
+    assert!(said.contains(&up.addresses[0]) && said.contains("--listen"), "{said}");
+    let said = start(&up.data(), "127.0.0.1:0");
+    assert!(said.contains("in use") && said.contains("--data"), "{said}");
+    let said = start(folder.path(), "0.0.0.0:0");
+    assert!(said.contains("TLS"), "{said}");
+}
+
+#[test]
+fn odd_files_are_backfilled_or_named() {
+    let up = Up::start();
+    up.run(&["topic", "create", "t"]).ok();
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    std::fs::write(at("empty"), b"").unwrap();
+    std::fs::write(at("plain"), b"x").unwrap();
+    std::fs::write(at("with space and ü"), b"y").unwrap();
+    std::fs::write(folder.path().join(std::ffi::OsStr::from_bytes(b"not-utf8-\xff")), b"z").unwrap();
+    std::os::unix::fs::symlink(folder.path(), at("loop")).unwrap();
+    std::os::unix::fs::symlink(at("plain"), at("link")).unwrap();
+    std::fs::create_dir(at("closed")).unwrap();
+    std::fs::write(at("closed/secret"), b"s").unwrap();
+    assert!(Command::new("mkfifo").arg(at("fifo")).status().unwrap().success());
+    std::fs::set_permissions(at("closed/secret"), PermissionsExt::from_mode(0)).unwrap();
+    let said = up.run(&["--output", "json", "backfill", "t", folder.path().to_str().unwrap()]);
+    let summary: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();
+    let mut keys: Vec<_> = up.records("t").iter().map(|r| r["key"].as_str().unwrap().to_owned()).collect();
+    keys.sort();
+    // Root reads everything; for others the unreadable file is a named failure.
+    if std::fs::read(at("closed/secret")).is_ok() {
+        assert_eq!(keys, ["closed/secret", "empty", "not-utf8-%FF", "plain", "with space and ü"]);
+        assert_eq!((said.code, &summary["files_failed"]), (Some(0), &0.into()));
+    } else {
+        assert_eq!(keys, ["empty", "not-utf8-%FF", "plain", "with space and ü"]);
+        assert_eq!((said.code, &summary["files_failed"]), (Some(1), &1.into()));
+        assert!(said.stderr.contains("closed/secret"), "{}", said.stderr);
+    }
+    let empty = up.records("t").into_iter().find(|r| r["key"] == "empty").unwrap();
+    assert_eq!(empty["size"], 0);
+    let (partition, offset) = (empty["partition"].to_string(), empty["offset"].to_string());
+    assert!(up.run(&["get", "t", &partition, &offset]).ok().is_empty());
+    up.run(&["verify", "t", "--deep"]).ok();
+}
+
+#[test]
+fn a_dry_run_says_all_and_does_nothing() {
+    let up = Up::start();
+    up.run(&["topic", "create", "t"]).ok();
+    let files = Files::generate(30, 100, 7);
+    let path = files.path().to_str().unwrap();
+    let said = up.run(&["--output", "jsonl", "backfill", "t", path, "--dry-run", "--exclude", "00/**"]).lines();
+    let listed: Vec<_> = said.iter().filter_map(|line| line["file"].as_str()).collect();
+    assert_eq!(listed.len(), files.expected.keys().filter(|name| !name.starts_with("00/")).count());
+    assert_eq!(up.committed("t"), Some(0));
+}
