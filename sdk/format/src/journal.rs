@@ -4,6 +4,10 @@
 //! and the index carry their own CRC32C, each batch carries its own, so a reader can fetch the index first and then single
 //! batches by byte range. A *fence* is an object of the same slot space with kind `fence` and no entries.
 
+mod replay;
+
+pub use replay::{Contradiction, Replay};
+
 use crate::{DecodeError, batch::EncodedBatch};
 use bytes::Bytes;
 use refstream_types::{
