@@ -277,3 +277,6 @@ impl Default for ClusterState {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
