@@ -1,18 +1,28 @@
 //! Reads the cluster log, manifests and journals from the store alone: what offline tools, the broker's reader and the compactor share.
 //!
+//! Nothing here writes, and nothing here needs a broker. Three things are read:
+//!
+//! - The *cluster's state*: the newest snapshot that a listing shows (it may lag), then the log upward by reads. Log objects
+//!   are freed in ascending order behind a boundary, and a writer that slept may create a freed number again, so entries
+//!   count only if, after they were read, the one before them was still there or they begin at the boundary (the chain's rule of
+//!   trust). Otherwise [`ReadError::Gone`] says: load the state afresh.
+//! - A *topic's manifest*: the highest version, found by reads; its history pages are immutable and read when asked for.
+//! - A *sealed segment*: its batches and final state from its owner's journal, within the slots that the state names, by way of
+//!   the checkpoints: one object in K, plus the tail behind the last checkpoint. What is returned was checked to cover exactly
+//!   the segment's offsets.
+//!
 //! A 404 while reading means that what was being read has moved on: read the state or manifest again.
 
 #![warn(missing_docs)]
 
+mod cluster;
+mod manifest;
+mod segment;
+
 use bytes::Bytes;
 use refstream_filer_adapter::{Filer, StoreError};
-use refstream_format::{
-    DecodeError,
-    cluster_log::{ClusterState, SealedSegment, TopicState, Violation},
-    journal::{BatchLocation, JournalObject, PlacedBatch, SegmentState},
-    manifest::Manifest,
-};
-use refstream_types::{Epoch, Key, Layout, Slot};
+use refstream_format::{DecodeError, cluster_log::Violation, journal::Contradiction};
+use refstream_types::{Key, Layout, SegmentId};
 use std::sync::Arc;
 use thiserror::Error;
 
@@ -36,6 +46,28 @@ pub enum ReadError {
     /// The cluster log contradicts itself.
     #[error(transparent)]
     Violation(#[from] Violation),
+    /// A journal contradicts itself.
+    #[error(transparent)]
+    Contradiction(#[from] Contradiction),
+    /// A journal does not hold what the cluster's state says of a segment.
+    #[error("the journal does not hold segment {segment} as the cluster's state describes it: {why}")]
+    Segment {
+        /// Which.
+        segment: SegmentId,
+        /// What differs.
+        why: String,
+    },
+}
+
+impl ReadError {
+    /// Whether the same call may succeed later, or after the state was read again.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Store(error) => error.is_retryable(),
+            Self::Gone(_) => true,
+            Self::Damaged { .. } | Self::Violation(_) | Self::Contradiction(_) | Self::Segment { .. } => false,
+        }
+    }
 }
 
 /// A deployment's metadata, read from its store.
@@ -45,7 +77,6 @@ pub struct Metadata {
     layout: Layout,
 }
 
-#[allow(unused_variables)]
 impl Metadata {
     /// The deployment below `layout`'s root in `filer`.
     pub fn new(filer: Arc<dyn Filer>, layout: Layout) -> Self {
@@ -59,55 +90,6 @@ impl Metadata {
     pub fn filer(&self) -> &Arc<dyn Filer> {
         &self.filer
     }
-    /// The newest state: newest snapshot, then the log to its end.
-    ///
-    /// # Errors
-    /// When the store did not say, or what it holds is damaged.
-    pub async fn cluster_state(&self) -> Result<ClusterState, ReadError> {
-        todo!()
-    }
-    /// Applies the log entries after `state`'s version; whether there were any.
-    ///
-    /// # Errors
-    /// `Gone` when the log no longer reaches back so far: load the state afresh.
-    pub async fn follow(&self, state: &mut ClusterState) -> Result<bool, ReadError> {
-        todo!()
-    }
-    /// The newest version of a topic's manifest; `None` before the first. `hint`: a version known to have existed, or 0.
-    ///
-    /// # Errors
-    /// When the store did not say, or what it holds is damaged.
-    pub async fn manifest(&self, topic: &TopicState, hint: u64) -> Result<Option<Manifest>, ReadError> {
-        todo!()
-    }
-    /// One journal object.
-    ///
-    /// # Errors
-    /// `Gone` when the slot is not there.
-    pub async fn journal_object(&self, epoch: Epoch, slot: Slot) -> Result<JournalObject, ReadError> {
-        todo!()
-    }
-    /// Where a sealed segment's batches are, ascending by partition, then offset; read from checkpoints, bounded reads.
-    ///
-    /// # Errors
-    /// When an object of the journal is gone or damaged, or the batches do not cover exactly the segment's offsets.
-    pub async fn segment_batches(&self, segment: &SealedSegment) -> Result<Vec<BatchLocation>, ReadError> {
-        todo!()
-    }
-    /// The bytes of one batch, checked.
-    ///
-    /// # Errors
-    /// When the object is gone or damaged.
-    pub async fn batch(&self, epoch: Epoch, location: &BatchLocation) -> Result<PlacedBatch, ReadError> {
-        todo!()
-    }
-    /// The final state of a sealed segment, producers included.
-    ///
-    /// # Errors
-    /// When an object of the journal is gone or damaged.
-    pub async fn final_state(&self, segment: &SealedSegment) -> Result<SegmentState, ReadError> {
-        todo!()
-    }
     /// Raw bytes of an object.
     ///
     /// # Errors
@@ -115,4 +97,9 @@ impl Metadata {
     pub async fn object(&self, key: &Key) -> Result<Bytes, ReadError> {
         self.filer.read(key).await?.ok_or_else(|| ReadError::Gone(key.clone()))
     }
+}
+
+/// Names the object that a decoder refused.
+fn damaged(key: &Key) -> impl FnOnce(DecodeError) -> ReadError + '_ {
+    move |error| ReadError::Damaged { key: key.clone(), error }
 }
