@@ -4,12 +4,12 @@
 //! and the index carry their own CRC32C, each batch carries its own, so a reader can fetch the index first and then single
 //! batches by byte range. A *fence* is an object of the same slot space with kind `fence` and no entries.
 
+mod codec;
 mod replay;
 
 pub use replay::{Contradiction, Replay};
 
-use crate::{DecodeError, batch::EncodedBatch};
-use bytes::Bytes;
+use crate::batch::EncodedBatch;
 use refstream_types::{
     ByteRange, Epoch, Offset, PartitionId, PartitionRange, ProducerEpoch, ProducerId, SegmentId, Sequence, Slot,
     Timestamp, Token,
@@ -168,27 +168,5 @@ pub enum JournalObject {
     },
 }
 
-impl JournalObject {
-    /// The object's bytes.
-    pub fn encode(&self) -> Bytes {
-        todo!()
-    }
-    /// Reads a whole object; batches share `bytes`.
-    ///
-    /// # Errors
-    /// When any checksum or limit is violated, or epoch and slot are not `expected`.
-    pub fn decode(bytes: Bytes, expected: (Epoch, Slot)) -> Result<Self, DecodeError> {
-        let _ = (bytes, expected);
-        todo!()
-    }
-    /// Where each [`Entry::Batch`] of the encoded object stands, in order. Equal to what a checkpoint says of the object.
-    pub fn locations(&self) -> Vec<BatchLocation> {
-        todo!()
-    }
-    /// The token.
-    pub fn token(&self) -> Token {
-        match self {
-            Self::Entries { token, .. } | Self::Fence { token, .. } => *token,
-        }
-    }
-}
+#[cfg(test)]
+mod tests;
