@@ -2,7 +2,16 @@
 
 #![warn(missing_docs)]
 
+mod compaction;
+mod connection;
+mod core_task;
+mod errors;
+mod http;
 mod interface;
+mod metrics;
+mod node;
+mod reader;
+mod rpc;
 mod server;
 
 pub use interface::{Compacted, Compactor, CompactorError, ServerConfig, ServerSettings, StartError, StoreDescription};

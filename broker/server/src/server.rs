@@ -1,43 +1,258 @@
 //! A running broker.
+//!
+//! Start: both addresses are checked and bound, the store is probed, the core starts; the ports answer while it recovers (reads and
+//! appends with "starting"), so that health checks can tell why it does not serve yet.
+//!
+//! Drain: no new connections; the core refuses new appends, seals, commits and answers what it has; then the streams are ended, with
+//! every response sent; then the ports close. Dropping a [`Server`] instead ends it as a crash would: nothing is sealed, nobody is
+//! answered, and creates under way may still land in the store.
 
-use crate::{ServerConfig, StartError};
-use refstream_core::StopReason;
-use std::net::SocketAddr;
+use crate::{
+    ServerConfig, StartError,
+    compaction::Compaction,
+    connection::Connection,
+    core_task::{CoreHandle, CoreTask},
+    http,
+    metrics::Metrics,
+    node::{Node, SOFTWARE},
+    reader::Reader,
+    rpc::{MAX_CALL_BYTES, Services},
+};
+use futures::stream;
+use refstream_core::{Identity, Input, Phase, StopReason};
+use refstream_filer_adapter::{Runtime, probe};
+use refstream_journal::Metadata;
+use refstream_proto::v1::{
+    records_server::RecordsServer, segments_server::SegmentsServer, topics_server::TopicsServer,
+};
+use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
+use tokio::{net::TcpListener, task::JoinHandle};
+use tokio_util::sync::CancellationToken;
+
+/// Bytes that a client may send on one stream, and on one connection, before the broker has taken them: enough for hundreds
+/// of MB/s at a few milliseconds of delay.
+const STREAM_WINDOW: u32 = 8 << 20;
+const CONNECTION_WINDOW: u32 = 16 << 20;
+/// Larger frames cost less each; HTTP/2's default is 16 KiB.
+const FRAME: u32 = 256 << 10;
+/// Silent connections are asked this often whether they live, and dropped after as long.
+const KEEPALIVE: Duration = Duration::from_secs(20);
 
 /// A running broker.
 #[derive(Debug)]
-pub struct Server {}
+pub struct Server {
+    grpc_address: SocketAddr,
+    http_address: SocketAddr,
+    core: CoreHandle,
+    runtime: Arc<dyn Runtime>,
+    drain_timeout: Duration,
+    /// No new connections and calls.
+    refusing: CancellationToken,
+    /// Streams end.
+    closing: CancellationToken,
+    /// The HTTP port closes.
+    over: CancellationToken,
+    grpc: Task,
+    http: Task,
+    _core_task: Task,
+    _compaction: Task,
+}
 
-#[allow(unused_variables)]
+/// A task that ends with its owner.
+#[derive(Debug)]
+struct Task(JoinHandle<()>);
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+async fn bind(address: SocketAddr, flag: &'static str) -> Result<(TcpListener, SocketAddr), StartError> {
+    if !address.ip().is_loopback() {
+        return Err(StartError::NotLoopback { address, flag });
+    }
+    let failed = |error| StartError::Listen { address, flag, error };
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    Ok((listener, address))
+}
+
 impl Server {
     /// Probes the store, listens, and starts the core. Returns once both ports listen; `/readyz` tells when it serves.
     ///
     /// # Errors
     /// When a port cannot be had or the store is unfit.
     pub async fn start(config: ServerConfig) -> Result<Self, StartError> {
-        todo!()
+        let (grpc_listener, grpc_address) = bind(config.listen, "listen").await?;
+        let (http_listener, http_address) = bind(config.http, "http").await?;
+        probe::probe(&*config.filer, &*config.runtime, &config.layout).await?;
+        let runtime = config.runtime;
+        let metrics = Arc::new(Metrics::new());
+        let metadata = Metadata::new(Arc::clone(&config.filer), config.layout.clone());
+        let reader = Arc::new(Reader::new(
+            metadata.clone(),
+            Arc::clone(&runtime),
+            Arc::clone(&metrics),
+            config.read_cache_bytes,
+            config.settings.closed_grace,
+        ));
+        let endpoint = config.advertise.unwrap_or_else(|| format!("http://{grpc_address}"));
+        tracing::info!(software = SOFTWARE, %endpoint, http = %http_address, "the broker starts");
+        let task = CoreTask {
+            settings: config.core,
+            identity: Identity { endpoint, software: SOFTWARE.into(), seed: seed(&*runtime) },
+            runtime: Arc::clone(&runtime),
+            filer: config.filer,
+            layout: config.layout.clone(),
+            reader: Arc::clone(&reader),
+            metrics: Arc::clone(&metrics),
+        };
+        let (core, core_task) = task.spawn();
+        let compaction = Arc::new(Compaction {
+            compactor: config.compactor,
+            core: core.clone(),
+            reader: Arc::clone(&reader),
+            metadata,
+            metrics: Arc::clone(&metrics),
+            runtime: Arc::clone(&runtime),
+            publish_every: config.settings.publish_every,
+            topics: std::sync::Mutex::default(),
+        });
+        let (refusing, closing, over) = (CancellationToken::new(), CancellationToken::new(), CancellationToken::new());
+        let compacting = tokio::spawn(Arc::clone(&compaction).run(closing.clone()));
+        let node = Arc::new(Node {
+            core: core.clone(),
+            reader,
+            metrics,
+            compaction,
+            stores: config.stores,
+            metadata_store: config.metadata_store,
+            layout: config.layout,
+            runtime: Arc::clone(&runtime),
+            stuck_after: config.settings.stuck_after,
+            closing: closing.clone(),
+        });
+        let grpc = tokio::spawn(serve_grpc(grpc_listener, Services(Arc::clone(&node)), refusing.clone()));
+        let http = tokio::spawn(serve_http(http_listener, node, over.clone()));
+        Ok(Self {
+            grpc_address,
+            http_address,
+            core,
+            runtime,
+            drain_timeout: config.settings.drain_timeout,
+            refusing,
+            closing,
+            over,
+            grpc: Task(grpc),
+            http: Task(http),
+            _core_task: Task(core_task),
+            _compaction: Task(compacting),
+        })
     }
+
     /// Where gRPC listens.
     pub fn grpc_address(&self) -> SocketAddr {
-        todo!()
+        self.grpc_address
     }
+
     /// Where HTTP listens.
     pub fn http_address(&self) -> SocketAddr {
-        todo!()
+        self.http_address
     }
+
     /// Waits until it serves, or says why it stopped before.
     ///
     /// # Errors
     /// When it stopped.
     pub async fn serving(&self) -> Result<(), StopReason> {
-        todo!()
+        let mut status = self.core.status.clone();
+        tokio::select! {
+            biased;
+            reason = self.stopped() => Err(reason),
+            Ok(_) = status.wait_for(|(status, _)| status.phase == Phase::Serving) => Ok(()),
+        }
     }
+
     /// Waits until it stops by itself.
     pub async fn stopped(&self) -> StopReason {
-        todo!()
+        let mut stopped = self.core.stopped.clone();
+        match stopped.wait_for(Option::is_some).await {
+            Ok(reason) => reason.clone().unwrap_or(StopReason::Drained),
+            Err(_) => StopReason::Damaged("the broker's tasks were cancelled".into()),
+        }
     }
+
     /// Drains: refuses new appends, seals and commits, answers what is in flight, closes the ports.
-    pub async fn drain(self) -> StopReason {
-        todo!()
+    pub async fn drain(mut self) -> StopReason {
+        tracing::info!("draining");
+        self.refusing.cancel();
+        let deadline = self.runtime.sleep(self.drain_timeout);
+        let drained = async {
+            // Whatever the answer: it is over when the core has stopped.
+            let _ = self.core.call(|ticket| Input::Drain { ticket }).await;
+            self.stopped().await
+        };
+        let reason = tokio::select! {
+            reason = drained => reason,
+            () = deadline => {
+                tracing::warn!("the broker could not seal and commit in time; what is committed is recovered by the next start");
+                StopReason::Damaged("draining took too long; nothing that was acknowledged is lost".into())
+            }
+        };
+        self.closing.cancel();
+        self.over.cancel();
+        let (runtime, timeout) = (Arc::clone(&self.runtime), self.drain_timeout);
+        tokio::select! {
+            () = async {
+                // Both end by themselves once their last connection has.
+                let _ = (&mut self.grpc.0).await;
+                let _ = (&mut self.http.0).await;
+            } => {}
+            () = runtime.sleep(timeout) => tracing::warn!("connections that did not end in time are cut"),
+        }
+        tracing::info!(%reason, "the broker has ended");
+        reason
+    }
+}
+
+fn seed(runtime: &dyn Runtime) -> [u8; 32] {
+    let mut seed = [0; 32];
+    for chunk in seed.chunks_exact_mut(8) {
+        chunk.copy_from_slice(&runtime.random().to_le_bytes());
+    }
+    seed
+}
+
+async fn serve_grpc(listener: TcpListener, services: Services, refusing: CancellationToken) {
+    let node = Arc::clone(&services.0);
+    let connections = stream::unfold((listener, node), |(listener, node)| async move {
+        let connection = Connection::accept(&listener, &node.metrics, &*node.runtime).await;
+        Some((Ok::<_, Infallible>(connection), (listener, node)))
+    });
+    let served = tonic::transport::Server::builder()
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_frame_size(FRAME)
+        .http2_keepalive_interval(Some(KEEPALIVE))
+        .http2_keepalive_timeout(Some(KEEPALIVE))
+        .add_service(TopicsServer::new(services.clone()))
+        .add_service(
+            RecordsServer::new(services.clone())
+                .max_decoding_message_size(MAX_CALL_BYTES)
+                .max_encoding_message_size(MAX_CALL_BYTES),
+        )
+        .add_service(SegmentsServer::new(services).max_encoding_message_size(MAX_CALL_BYTES))
+        .serve_with_incoming_shutdown(connections, refusing.cancelled_owned())
+        .await;
+    if let Err(error) = served {
+        tracing::error!(%error, "gRPC ended");
+    }
+}
+
+async fn serve_http(listener: TcpListener, node: Arc<Node>, over: CancellationToken) {
+    let served = axum::serve(listener, http::router(node)).with_graceful_shutdown(over.cancelled_owned()).await;
+    if let Err(error) = served {
+        tracing::error!(%error, "HTTP ended");
     }
 }

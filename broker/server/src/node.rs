@@ -1,0 +1,105 @@
+//! What the gRPC and HTTP services share.
+
+use crate::{
+    StoreDescription, compaction::Compaction, core_task::CoreHandle, errors, metrics::Metrics, reader::Reader,
+};
+use refstream_core::{Phase, Reply, TopicOperation};
+use refstream_filer_adapter::Runtime;
+use refstream_format::cluster_log::{ClusterState, TopicState};
+use refstream_proto::v1::{ErrorDetail, PartitionOffsets};
+use refstream_types::{Layout, PartitionId, StoreName, TopicName};
+use std::sync::Arc;
+use tokio_util::sync::CancellationToken;
+
+/// Name and version, as brokers and clients tell each other.
+pub(crate) const SOFTWARE: &str = concat!("refstream/", env!("CARGO_PKG_VERSION"));
+
+/// The running broker, as its services see it.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) core: CoreHandle,
+    pub(crate) reader: Arc<Reader>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) compaction: Arc<Compaction>,
+    pub(crate) stores: Vec<StoreDescription>,
+    pub(crate) metadata_store: StoreName,
+    pub(crate) layout: Layout,
+    pub(crate) runtime: Arc<dyn Runtime>,
+    pub(crate) stuck_after: std::time::Duration,
+    /// Cancelled when streams must end.
+    pub(crate) closing: CancellationToken,
+}
+
+impl Node {
+    /// The cluster's state, once the broker serves.
+    ///
+    /// # Errors
+    /// While it starts, and after it stopped.
+    pub(crate) fn state(&self) -> Result<Arc<ClusterState>, ErrorDetail> {
+        if let Some(reason) = &*self.core.stopped.borrow() {
+            return Err(errors::stopped(reason));
+        }
+        match self.core.status.borrow().0.phase {
+            Phase::Serving | Phase::Draining => Ok(Arc::clone(&self.core.state.borrow())),
+            Phase::Starting(step) => {
+                Err(errors::unavailable(format!("the broker is starting ({step}); try again in a moment")))
+            }
+            Phase::Stopped => Err(errors::unavailable("the broker has stopped; try again once it was restarted")),
+        }
+    }
+
+    /// A topic by its name as a client wrote it.
+    ///
+    /// # Errors
+    /// When the name is invalid, no topic has it, or the broker does not serve.
+    pub(crate) fn topic(&self, name: &str) -> Result<TopicState, ErrorDetail> {
+        let name: TopicName = name.parse().map_err(errors::invalid)?;
+        let state = self.state()?;
+        state.topic_by_name(&name).cloned().ok_or_else(|| errors::no_such_topic(&name))
+    }
+
+    /// Has the core change the set of topics.
+    ///
+    /// # Errors
+    /// As the core says.
+    pub(crate) async fn change_topic(&self, operation: TopicOperation) -> Result<TopicState, ErrorDetail> {
+        match self.core.call(|ticket| refstream_core::Input::Topic { ticket, operation }).await? {
+            Reply::Topic(result) => result.map_err(|error| errors::operation(&error)),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Checks that a store that a topic names is configured.
+    ///
+    /// # Errors
+    /// Lists the stores that are.
+    pub(crate) fn check_store(&self, store: Option<&StoreName>) -> Result<(), ErrorDetail> {
+        match store {
+            Some(store) if !self.stores.iter().any(|known| known.name == *store) => {
+                let names: Vec<&str> = self.stores.iter().map(|known| known.name.as_str()).collect();
+                Err(errors::invalid(format!(
+                    "the store {store} is not configured at this broker; it has: {}",
+                    names.join(", ")
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Where each partition of a topic starts and ends. Nothing is removed from a topic but with the topic, so all start at 0.
+    pub(crate) fn offsets(&self, topic: &TopicState) -> Vec<PartitionOffsets> {
+        let indexed = self.reader.topic(topic.id);
+        (0..topic.config.partitions)
+            .map(|partition| PartitionOffsets {
+                partition,
+                earliest: 0,
+                latest: indexed.as_ref().map_or(0, |indexed| indexed.latest(PartitionId(partition)).0),
+            })
+            .collect()
+    }
+}
+
+/// The core answered something else than it was asked.
+pub(crate) fn unexpected(reply: &Reply) -> ErrorDetail {
+    errors::internal(format!("the broker's core gave an answer of another kind ({reply:?}); please report this"))
+}

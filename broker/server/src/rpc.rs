@@ -1,0 +1,109 @@
+//! The gRPC services, one file per call. Every error is an [`ErrorDetail`] within a status.
+
+mod alter_topic;
+mod append;
+mod compact;
+mod create_topic;
+mod delete_topic;
+mod describe_deployment;
+mod describe_topic;
+mod list_offsets;
+mod list_segments;
+mod list_topics;
+mod lookup;
+mod open_producer;
+mod seal;
+mod tail;
+
+use crate::node::Node;
+use futures::stream::BoxStream;
+use refstream_format::{batch::MAX_BATCH_BYTES, cluster_log::TopicState};
+use refstream_proto::{
+    into_status,
+    v1::{self, ErrorDetail, records_server::Records, segments_server::Segments, topics_server::Topics},
+};
+use std::sync::Arc;
+use tonic::{Request, Response, Status, Streaming};
+
+/// The longest gRPC request and response, in bytes: room for the largest batches of many partitions.
+pub(crate) const MAX_CALL_BYTES: usize = 16 * MAX_BATCH_BYTES;
+
+/// All services, on one node.
+#[derive(Clone, Debug)]
+pub(crate) struct Services(pub(crate) Arc<Node>);
+
+type Answer<T> = Result<Response<T>, Status>;
+
+fn answer<T>(result: Result<T, ErrorDetail>) -> Answer<T> {
+    result.map(Response::new).map_err(into_status)
+}
+
+fn topic_response(topic: &TopicState) -> v1::Topic {
+    v1::Topic {
+        id: topic.id.0,
+        name: topic.name.to_string(),
+        config: Some((&topic.config).into()),
+        created_at: topic.created_at.as_micros(),
+    }
+}
+
+#[tonic::async_trait]
+impl Topics for Services {
+    async fn create_topic(&self, request: Request<v1::CreateTopicRequest>) -> Answer<v1::CreateTopicResponse> {
+        answer(create_topic::call(&self.0, request.into_inner()).await)
+    }
+    async fn describe_topic(&self, request: Request<v1::DescribeTopicRequest>) -> Answer<v1::DescribeTopicResponse> {
+        answer(describe_topic::call(&self.0, &request.into_inner()))
+    }
+    async fn list_topics(&self, _: Request<v1::ListTopicsRequest>) -> Answer<v1::ListTopicsResponse> {
+        answer(list_topics::call(&self.0))
+    }
+    async fn alter_topic(&self, request: Request<v1::AlterTopicRequest>) -> Answer<v1::AlterTopicResponse> {
+        answer(alter_topic::call(&self.0, request.into_inner()).await)
+    }
+    async fn delete_topic(&self, request: Request<v1::DeleteTopicRequest>) -> Answer<v1::DeleteTopicResponse> {
+        answer(delete_topic::call(&self.0, &request.into_inner()).await)
+    }
+}
+
+#[tonic::async_trait]
+impl Records for Services {
+    async fn describe_deployment(
+        &self,
+        _: Request<v1::DescribeDeploymentRequest>,
+    ) -> Answer<v1::DescribeDeploymentResponse> {
+        answer(describe_deployment::call(&self.0))
+    }
+    async fn lookup(&self, request: Request<v1::LookupRequest>) -> Answer<v1::LookupResponse> {
+        answer(lookup::call(&self.0, &request.into_inner()))
+    }
+    async fn open_producer(&self, _: Request<v1::OpenProducerRequest>) -> Answer<v1::OpenProducerResponse> {
+        answer(open_producer::call(&self.0).await)
+    }
+
+    type AppendStream = BoxStream<'static, Result<v1::AppendResponse, Status>>;
+    async fn append(&self, request: Request<Streaming<v1::AppendRequest>>) -> Answer<Self::AppendStream> {
+        answer(append::call(&self.0, request.into_inner()))
+    }
+
+    type TailStream = BoxStream<'static, Result<v1::TailResponse, Status>>;
+    async fn tail(&self, request: Request<v1::TailRequest>) -> Answer<Self::TailStream> {
+        answer(tail::call(&self.0, request.into_inner()))
+    }
+    async fn list_offsets(&self, request: Request<v1::ListOffsetsRequest>) -> Answer<v1::ListOffsetsResponse> {
+        answer(list_offsets::call(&self.0, &request.into_inner()).await)
+    }
+}
+
+#[tonic::async_trait]
+impl Segments for Services {
+    async fn list_segments(&self, request: Request<v1::ListSegmentsRequest>) -> Answer<v1::ListSegmentsResponse> {
+        answer(list_segments::call(&self.0, &request.into_inner()).await)
+    }
+    async fn seal(&self, request: Request<v1::SealRequest>) -> Answer<v1::SealResponse> {
+        answer(seal::call(&self.0, &request.into_inner()).await)
+    }
+    async fn compact(&self, request: Request<v1::CompactRequest>) -> Answer<v1::CompactResponse> {
+        answer(compact::call(&self.0, &request.into_inner()).await)
+    }
+}

@@ -1,0 +1,10 @@
+//! DescribeTopic: settings and offsets.
+
+use super::topic_response;
+use crate::node::Node;
+use refstream_proto::v1::{DescribeTopicRequest, DescribeTopicResponse, ErrorDetail};
+
+pub(super) fn call(node: &Node, request: &DescribeTopicRequest) -> Result<DescribeTopicResponse, ErrorDetail> {
+    let topic = node.topic(&request.name)?;
+    Ok(DescribeTopicResponse { topic: Some(topic_response(&topic)), partitions: node.offsets(&topic) })
+}

@@ -1,0 +1,26 @@
+//! Lookup: which broker serves which partitions.
+
+use super::topic_response;
+use crate::node::Node;
+use refstream_proto::v1::{Assignment, ErrorDetail, LookupRequest, LookupResponse};
+
+pub(super) fn call(node: &Node, request: &LookupRequest) -> Result<LookupResponse, ErrorDetail> {
+    let topic = node.topic(&request.topic)?;
+    let state = node.state()?;
+    let assignments = topic
+        .open
+        .values()
+        .filter_map(|segment| {
+            // Of an owner that is fenced nobody can get anything: its segment is about to be sealed.
+            let owner = state.epochs.get(&segment.owner).filter(|owner| owner.fence.is_none())?;
+            Some(Assignment {
+                segment: segment.id.number.0,
+                lo: segment.range.lo().0,
+                hi: segment.range.hi().0,
+                epoch: segment.owner.0,
+                endpoint: owner.endpoint.clone(),
+            })
+        })
+        .collect();
+    Ok(LookupResponse { topic: Some(topic_response(&topic)), assignments })
+}
