@@ -212,7 +212,7 @@ impl Compaction {
     /// Topics with something to close that need not wait.
     fn sealed(
         &self,
-        topics: &std::collections::BTreeMap<TopicId, TopicState>,
+        topics: &std::collections::BTreeMap<TopicId, Arc<TopicState>>,
         failures: &Failures,
         now: Duration,
     ) -> Vec<TopicId> {

@@ -93,7 +93,7 @@ impl Reader {
         let now = self.runtime.now();
         let before = std::mem::replace(&mut *lock(&self.seen), Arc::clone(state));
         for (id, topic) in &state.topics {
-            if before.topics.get(id) == Some(topic) {
+            if before.topics.get(id).is_some_and(|known| Arc::ptr_eq(known, topic) || known == topic) {
                 continue;
             }
             let indexed = self.topic(*id).unwrap_or_else(|| {

@@ -67,7 +67,7 @@ impl From<ReadError> for Failure {
         match error {
             ReadError::Store(error) => Self::Store(error),
             ReadError::Gone(_) => Self::Gone(error.to_string()),
-            ReadError::Damaged { .. } | ReadError::Violation(_) => Self::Damaged(error.to_string()),
+            error => Self::Damaged(error.to_string()),
         }
     }
 }

@@ -261,16 +261,9 @@ impl Topic {
                 segment.closed_at.get_or_insert(now);
             }
         }
-        let mut ends: Vec<(PartitionId, u64)> = Vec::new();
-        for sealed in state.sealed.values() {
-            ends.extend(sealed.opened.range.iter().zip(sealed.end_offsets.iter().map(|end| end.0)));
-        }
-        for open in state.open.values() {
-            ends.extend(open.range.iter().zip(open.start_offsets.iter().map(|start| start.0)));
-        }
         drop(index);
-        for (partition, end) in ends {
-            self.raise(partition, end);
+        for (partition, end) in (0..).map(PartitionId).zip(&state.next_offsets) {
+            self.raise(partition, end.0);
         }
         if state.deleted {
             self.end();
