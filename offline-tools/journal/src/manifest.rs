@@ -8,7 +8,7 @@ use refstream_format::{
     cluster_log::TopicState,
     manifest::{DataFile, Manifest},
 };
-use refstream_types::{Chain, Key, TopicFolder, Version};
+use refstream_types::{Chain, Key, TopicFolder, TopicId, TopicName, Version};
 
 impl Metadata {
     /// The newest version of a topic's manifest; `None` before the first. `hint`: a version known to have existed, or 0.
@@ -16,12 +16,20 @@ impl Metadata {
     /// # Errors
     /// When the store did not say, or what it holds is damaged.
     pub async fn manifest(&self, topic: &TopicState, hint: u64) -> Result<Option<Manifest>, ReadError> {
-        let chain = Chain::Manifest(TopicFolder::new(&topic.name, topic.id));
+        self.manifest_of(&topic.name, topic.id, hint).await
+    }
+
+    /// As [`Metadata::manifest`], for those who do not follow the cluster's state.
+    ///
+    /// # Errors
+    /// When the store did not say, or what it holds is damaged.
+    pub async fn manifest_of(&self, name: &TopicName, id: TopicId, hint: u64) -> Result<Option<Manifest>, ReadError> {
+        let chain = Chain::Manifest(TopicFolder::new(name, id));
         let Some((number, bytes)) = chain::tip(self.filer.as_ref(), &self.layout, &chain, hint).await? else {
             return Ok(None);
         };
         let key = self.layout.link(&chain, number);
-        Manifest::decode(&bytes, (topic.id, Version(number))).map_err(damaged(&key)).map(Some)
+        Manifest::decode(&bytes, (id, Version(number))).map_err(damaged(&key)).map(Some)
     }
 
     /// The files of one history page, as the manifest names it: its key and how many files it lists.

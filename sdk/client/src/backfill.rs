@@ -85,6 +85,13 @@ pub struct Backfill {}
 
 #[allow(unused_variables)]
 impl Backfill {
+    pub(crate) async fn open(
+        client: &crate::Client,
+        topic: &refstream_types::TopicName,
+        options: BackfillOptions,
+    ) -> Result<Self, BackfillError> {
+        todo!()
+    }
     /// Runs to the end. Uploading starts before the walk ends; memory does not grow with the number of files.
     ///
     /// # Errors

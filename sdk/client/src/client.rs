@@ -1,13 +1,23 @@
 //! The connection to a deployment.
 
 use crate::{
-    AlterTopic, Backfill, BackfillOptions, ConnectError, ConsumeError, Consumer, ConsumerOptions, Delivery, FetchError,
-    Payload, ProduceError, Producer, ProducerOptions, Segment, TopicDescription, TopicError, UploadError,
-    UploadOptions, Uploader,
+    AlterTopic, Backfill, BackfillError, BackfillOptions, CallError, ConnectError, ConsumeError, Consumer,
+    ConsumerOptions, Delivery, FetchError, Payload, ProduceError, Producer, ProducerOptions, Segment, TopicDescription,
+    TopicError, UploadError, UploadOptions, Uploader,
+    broker::{Brokers, Patience},
+    deployment::Deployment,
+    records,
+    topics::calls,
 };
-use refstream_filer_adapter::{BlobStore, Runtime};
-use refstream_types::{Offset, PartitionId, Reference, StoreName, Timestamp, TopicConfig, TopicName};
+use refstream_filer_adapter::{BlobStore, Runtime, TokioRuntime};
+use refstream_proto::v1::{self, records_client::RecordsClient};
+use refstream_types::{Offset, PartitionId, Reference, StoreName, Timestamp, TopicConfig, TopicFolder, TopicName};
 use std::{sync::Arc, time::Duration};
+
+/// How long to look for a broker when nothing is said.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
+/// What clients call themselves.
+const SOFTWARE: &str = concat!("refstream-rust/", env!("CARGO_PKG_VERSION"));
 
 /// Keys for a store that has no other source of credentials.
 #[derive(Clone)]
@@ -41,17 +51,30 @@ pub struct ClientOptions {
 
 /// A connection to a deployment. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Client {}
+pub struct Client {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    brokers: Arc<Brokers>,
+    deployment: Arc<Deployment>,
+    runtime: Arc<dyn Runtime>,
+}
 
 impl ClientOptions {
     /// Options for a broker at `endpoint`, with defaults: a timeout of 30 s.
     pub fn new(endpoint: impl Into<String>) -> Self {
-        let _ = endpoint.into();
-        todo!()
+        Self {
+            endpoint: endpoint.into(),
+            timeout: DEFAULT_TIMEOUT,
+            credentials: None,
+            stores: Vec::new(),
+            runtime: Arc::new(TokioRuntime::new()),
+        }
     }
 }
 
-#[allow(unused_variables)]
 impl Client {
     /// Connects with default options.
     ///
@@ -60,61 +83,80 @@ impl Client {
     pub async fn connect(endpoint: impl Into<String>) -> Result<Self, ConnectError> {
         Self::connect_with(ClientOptions::new(endpoint)).await
     }
-    /// Connects.
+    /// Connects. Stores are opened when they are first needed, so a store that cannot be opened disturbs no other operation.
     ///
     /// # Errors
     /// When no broker answers there in time, or it is none of ours.
     pub async fn connect_with(options: ClientOptions) -> Result<Self, ConnectError> {
-        todo!()
+        let ClientOptions { endpoint, timeout, credentials, stores, runtime } = options;
+        let brokers = Arc::new(Brokers::new(&endpoint, timeout, Arc::clone(&runtime))?);
+        let request = v1::DescribeDeploymentRequest { client_software: SOFTWARE.into() };
+        let answer = brokers
+            .call(Patience::Timeout, |channel| {
+                let request = request.clone();
+                async move { RecordsClient::new(channel).describe_deployment(request).await }
+            })
+            .await?;
+        let deployment = Deployment::new(brokers.endpoint(), answer, credentials, stores).map_err(CallError::Answer)?;
+        Ok(Self { inner: Arc::new(Inner { brokers, deployment: Arc::new(deployment), runtime }) })
+    }
+    pub(crate) fn brokers(&self) -> &Arc<Brokers> {
+        &self.inner.brokers
+    }
+    pub(crate) fn deployment(&self) -> &Arc<Deployment> {
+        &self.inner.deployment
+    }
+    pub(crate) fn runtime(&self) -> &Arc<dyn Runtime> {
+        &self.inner.runtime
     }
     /// Creates a topic.
     ///
     /// # Errors
     /// When it exists or a setting is refused.
     pub async fn create_topic(&self, name: &TopicName, config: &TopicConfig) -> Result<TopicDescription, TopicError> {
-        todo!()
+        calls::create(self.brokers(), name, config).await
     }
     /// A topic's settings and offsets.
     ///
     /// # Errors
     /// When it does not exist.
     pub async fn describe_topic(&self, name: &TopicName) -> Result<TopicDescription, TopicError> {
-        todo!()
+        calls::describe(self.brokers(), name).await
     }
     /// All topics, by name.
     ///
     /// # Errors
     /// When no broker answers.
     pub async fn list_topics(&self) -> Result<Vec<TopicDescription>, TopicError> {
-        todo!()
+        calls::list(self.brokers()).await
     }
     /// Changes settings.
     ///
     /// # Errors
     /// When the topic does not exist or a setting is refused.
     pub async fn alter_topic(&self, name: &TopicName, change: AlterTopic) -> Result<TopicDescription, TopicError> {
-        todo!()
+        calls::alter(self.brokers(), name, &change).await
     }
     /// Deletes a topic.
     ///
     /// # Errors
     /// When it does not exist.
     pub async fn delete_topic(&self, name: &TopicName) -> Result<(), TopicError> {
-        todo!()
+        calls::delete(self.brokers(), name).await
     }
     /// A topic's segments, ascending, closed ones included.
     ///
     /// # Errors
     /// When the topic does not exist.
     pub async fn segments(&self, name: &TopicName) -> Result<Vec<Segment>, TopicError> {
-        todo!()
+        calls::segments(self.brokers(), name).await
     }
     /// Seals open segments that hold records; returns their numbers.
     ///
     /// # Errors
     /// When the topic does not exist.
     pub async fn seal(&self, name: &TopicName) -> Result<Vec<u64>, TopicError> {
-        todo!()
+        calls::seal(self.brokers(), name).await
     }
     /// Compacts sealed segments into files; with `publish` all files go under `data/` whatever their size. Returns the number of
     /// segments and the files written.
@@ -122,35 +164,53 @@ impl Client {
     /// # Errors
     /// When the topic does not exist or the broker has no compactor.
     pub async fn compact(&self, name: &TopicName, publish: bool) -> Result<(u32, Vec<String>), TopicError> {
-        todo!()
+        calls::compact(self.brokers(), name, publish).await
     }
-    /// The offset of the first record at or after `at` (append time), per partition.
+    /// The offset of the first record at or after `at` (append time), per partition; the end, where no record is that young.
     ///
     /// # Errors
     /// When the topic does not exist.
     pub async fn offsets_at(&self, name: &TopicName, at: Timestamp) -> Result<Vec<Offset>, TopicError> {
-        todo!()
+        let topic = calls::describe(self.brokers(), name).await?;
+        let (_, offsets) = records::list_offsets(self.brokers(), topic.id, Some(at))
+            .await
+            .map_err(|error| TopicError::of(name, error))?;
+        Ok(offsets)
     }
-    /// An uploader of payloads for a topic.
+    /// An uploader of payloads for a topic, to the topic's store.
     ///
     /// # Errors
     /// When the topic does not exist or its store cannot be opened.
     pub async fn uploader(&self, topic: &TopicName, options: UploadOptions) -> Result<Uploader, UploadError> {
-        todo!()
+        let description = self.describe_topic(topic).await?;
+        self.uploader_to(&description, None, options)
+    }
+    /// An uploader for a topic that is known already, to `store` or the topic's own.
+    pub(crate) fn uploader_to(
+        &self,
+        topic: &TopicDescription,
+        store: Option<&StoreName>,
+        options: UploadOptions,
+    ) -> Result<Uploader, UploadError> {
+        let deployment = self.deployment();
+        let name = store.or(topic.config.store.as_ref()).unwrap_or(&deployment.default_store);
+        let store = deployment.store(name)?;
+        let folder = TopicFolder::new(&topic.name, topic.id);
+        Ok(Uploader::new(name.clone(), store, deployment.layout.clone(), folder, Arc::clone(self.runtime()), options))
     }
     /// A producer to a topic.
     ///
     /// # Errors
     /// When the topic does not exist.
     pub async fn producer(&self, topic: &TopicName, options: ProducerOptions) -> Result<Producer, ProduceError> {
-        todo!()
+        Producer::open(self, topic, options).await
     }
     /// A consumer of a topic.
     ///
     /// # Errors
     /// When the topic does not exist or the start lies outside.
     pub async fn consumer(&self, topic: &TopicName, options: ConsumerOptions) -> Result<Consumer, ConsumeError> {
-        todo!()
+        Consumer::open(self, topic, options).await
     }
     /// One record.
     ///
@@ -162,28 +222,25 @@ impl Client {
         partition: PartitionId,
         offset: Offset,
     ) -> Result<Delivery, ConsumeError> {
-        todo!()
+        Consumer::one(self, topic, partition, offset).await
     }
-    /// A payload to be fetched and verified.
+    /// A payload to be fetched and verified. With [`Payload::of`] its errors also name the record.
     pub fn payload(&self, reference: &Reference) -> Payload {
-        todo!()
+        let store = self.deployment().store(&reference.store);
+        Payload::new(reference.clone(), store, Arc::clone(self.runtime()))
     }
     /// A backfill of files into a topic.
     ///
     /// # Errors
-    /// When the topic does not exist or its store cannot be opened.
-    pub async fn backfill(
-        &self,
-        topic: &TopicName,
-        options: BackfillOptions,
-    ) -> Result<Backfill, crate::BackfillError> {
-        todo!()
+    /// When a pattern is no glob, the topic does not exist, or its store cannot be opened.
+    pub async fn backfill(&self, topic: &TopicName, options: BackfillOptions) -> Result<Backfill, BackfillError> {
+        Backfill::open(self, topic, options).await
     }
     /// A configured store by name.
     ///
     /// # Errors
     /// When it is not configured or cannot be opened.
     pub fn store(&self, name: &StoreName) -> Result<Arc<dyn BlobStore>, FetchError> {
-        todo!()
+        Ok(self.deployment().store(name)?)
     }
 }

@@ -7,18 +7,22 @@
 #![warn(missing_docs)]
 
 mod backfill;
+mod backoff;
+mod broker;
 mod client;
 mod consumer;
+mod deployment;
 mod error;
 mod payload;
 mod producer;
+mod records;
 mod topics;
 mod uploader;
 
 pub use backfill::{Backfill, BackfillEvent, BackfillOptions, BackfillSummary, FileFailure};
 pub use client::{Client, ClientOptions, StoreCredentials};
 pub use consumer::{Consumer, ConsumerOptions, Delivery, From};
-pub use error::{BackfillError, ConnectError, ConsumeError, FetchError, ProduceError, TopicError, UploadError};
+pub use error::*;
 pub use payload::Payload;
 pub use producer::{Ack, Permit, Producer, ProducerOptions, Ticket};
 pub use refstream_filer_adapter as stores;

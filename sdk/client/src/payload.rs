@@ -8,8 +8,22 @@ use refstream_types::ByteRange;
 #[derive(Clone, Debug)]
 pub struct Payload {}
 
+pub(crate) fn joined(mut pieces: Vec<Bytes>) -> Bytes {
+    match pieces.len() {
+        1 => pieces.swap_remove(0),
+        _ => pieces.concat().into(),
+    }
+}
+
 #[allow(unused_variables)]
 impl Payload {
+    pub(crate) fn new(
+        reference: refstream_types::Reference,
+        store: Result<std::sync::Arc<dyn refstream_filer_adapter::BlobStore>, crate::OpenStoreError>,
+        runtime: std::sync::Arc<dyn refstream_filer_adapter::Runtime>,
+    ) -> Self {
+        todo!()
+    }
     /// The whole payload, its BLAKE3 verified.
     ///
     /// # Errors

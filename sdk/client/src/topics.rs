@@ -5,6 +5,8 @@ use refstream_types::{
 };
 use std::time::Duration;
 
+pub(crate) mod calls;
+
 /// A topic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TopicDescription {

@@ -71,6 +71,16 @@ pub struct Uploader {}
 
 #[allow(unused_variables)]
 impl Uploader {
+    pub(crate) fn new(
+        name: refstream_types::StoreName,
+        store: std::sync::Arc<dyn refstream_filer_adapter::BlobStore>,
+        layout: refstream_types::Layout,
+        folder: refstream_types::TopicFolder,
+        runtime: std::sync::Arc<dyn refstream_filer_adapter::Runtime>,
+        options: UploadOptions,
+    ) -> Self {
+        todo!()
+    }
     /// Stores a payload in one pass over its bytes. Waits while memory or requests are at their limit. `name` is kept in a
     /// pack's footer.
     ///

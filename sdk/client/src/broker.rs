@@ -1,0 +1,284 @@
+//! Connections to brokers, and calls that are repeated until they succeed, are refused for good, or time is up.
+//!
+//! One channel an endpoint; a channel dials when it is first used and again after it was lost. A connection on which the other side
+//! does not answer pings counts as lost.
+
+use crate::{CallError, InvalidAnswer, InvalidEndpoint, Refusal, Unreachable, backoff::Backoff};
+use futures::future::{Either, select};
+use refstream_filer_adapter::Runtime;
+use refstream_proto::{error_detail, v1::ErrorDetail};
+use std::{
+    collections::HashMap,
+    error::Error as _,
+    future::Future,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+use tonic::{
+    Code, Response, Status,
+    transport::{Channel, Endpoint},
+};
+
+/// How long one attempt to connect may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// A connection is pinged when it was silent for this long while calls are open.
+const PING_INTERVAL: Duration = Duration::from_secs(10);
+/// A ping without an answer for this long ends the connection.
+const PING_TIMEOUT: Duration = Duration::from_secs(10);
+/// Bytes that may be under way on one stream before the reader has taken them.
+const STREAM_WINDOW: u32 = 4 << 20;
+/// Bytes that may be under way on a connection.
+const CONNECTION_WINDOW: u32 = 16 << 20;
+/// The longest answer that is accepted, in bytes.
+pub(crate) const MAX_ANSWER_BYTES: usize = 64 << 20;
+
+/// How long a call may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Patience {
+    /// No attempt is awaited beyond the client's timeout.
+    Timeout,
+    /// An attempt that a broker works on is awaited for as long as the connection lives.
+    Work,
+}
+
+/// Brokers by endpoint.
+#[derive(Debug)]
+pub(crate) struct Brokers {
+    endpoint: String,
+    timeout: Duration,
+    runtime: Arc<dyn Runtime>,
+    channels: Mutex<HashMap<String, Channel>>,
+}
+
+impl Brokers {
+    /// Brokers that are found through the one at `endpoint`.
+    pub(crate) fn new(endpoint: &str, timeout: Duration, runtime: Arc<dyn Runtime>) -> Result<Self, InvalidEndpoint> {
+        let brokers = Self { endpoint: normalised(endpoint)?, timeout, runtime, channels: Mutex::new(HashMap::new()) };
+        brokers.channel(&brokers.endpoint)?;
+        Ok(brokers)
+    }
+    /// The endpoint that was given.
+    pub(crate) fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+    pub(crate) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// The channel to a broker; does not dial yet.
+    pub(crate) fn channel(&self, endpoint: &str) -> Result<Channel, InvalidEndpoint> {
+        let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(channel) = channels.get(endpoint) {
+            return Ok(channel.clone());
+        }
+        let channel = Endpoint::from_shared(normalised(endpoint)?)
+            .map_err(|error| InvalidEndpoint { endpoint: endpoint.to_owned(), why: text_of(&error) })?
+            .connect_timeout(CONNECT_TIMEOUT)
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(PING_INTERVAL)
+            .keep_alive_timeout(PING_TIMEOUT)
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .connect_lazy();
+        channels.insert(endpoint.to_owned(), channel.clone());
+        Ok(channel)
+    }
+
+    /// Calls the given broker until it answers, refuses for good, or the timeout has passed.
+    pub(crate) async fn call<T, Call>(
+        &self,
+        patience: Patience,
+        mut call: impl FnMut(Channel) -> Call,
+    ) -> Result<T, CallError>
+    where
+        Call: Future<Output = Result<Response<T>, Status>>,
+    {
+        let channel = self.channel(&self.endpoint).map_err(|error| self.invalid_answer(error.to_string()))?;
+        let start = self.runtime.now();
+        let mut backoff = Backoff::new();
+        let mut repeated_in_doubt = false;
+        loop {
+            let left = self.timeout.saturating_sub(self.runtime.now() - start);
+            let attempt = Box::pin(call(channel.clone()));
+            let outcome = match patience {
+                Patience::Work => attempt.await,
+                Patience::Timeout => match select(attempt, self.runtime.sleep(left)).await {
+                    Either::Left((outcome, _)) => outcome,
+                    Either::Right(_) => Err(Status::deadline_exceeded("no answer in time")),
+                },
+            };
+            let failure = match outcome {
+                Ok(response) => return Ok(response.into_inner()),
+                Err(status) => Failure::of(&self.endpoint, &status),
+            };
+            let delay = failure.retry_after.unwrap_or_else(|| backoff.next(&*self.runtime));
+            let tried_for = self.runtime.now() - start;
+            if !failure.retryable || tried_for + delay >= self.timeout {
+                return Err(failure.into_error(&self.endpoint, tried_for, repeated_in_doubt));
+            }
+            repeated_in_doubt |= !failure.no_side_effects;
+            self.runtime.sleep(delay).await;
+        }
+    }
+
+    pub(crate) fn invalid_answer(&self, why: impl Into<String>) -> CallError {
+        CallError::Answer(InvalidAnswer { endpoint: self.endpoint.clone(), why: why.into() })
+    }
+}
+
+/// Why an attempt failed.
+pub(crate) struct Failure {
+    pub(crate) retryable: bool,
+    pub(crate) no_side_effects: bool,
+    pub(crate) retry_after: Option<Duration>,
+    pub(crate) why: String,
+    refusal: Option<Refusal>,
+}
+
+impl Failure {
+    pub(crate) fn of(endpoint: &str, status: &Status) -> Self {
+        let detail = error_detail(status);
+        let refused = Refusal::new(endpoint, &detail);
+        let transport = status.details().is_empty() && detail.retryable;
+        if transport {
+            let why = text_of_status(status);
+            return Self {
+                retryable: true,
+                no_side_effects: is_connect_failure(status),
+                retry_after: None,
+                why,
+                refusal: None,
+            };
+        }
+        Self {
+            retryable: detail.retryable,
+            no_side_effects: detail.no_side_effects,
+            retry_after: retry_after(&detail),
+            why: refused.message.clone(),
+            refusal: Some(refused),
+        }
+    }
+
+    pub(crate) fn into_error(self, endpoint: &str, tried_for: Duration, in_doubt: bool) -> CallError {
+        let clean = self.no_side_effects && !in_doubt;
+        match self.refusal {
+            Some(refusal) => {
+                CallError::Refused(Refusal { no_side_effects: clean, repeated_in_doubt: in_doubt, ..refusal })
+            }
+            None => CallError::Unreachable(Unreachable {
+                endpoint: endpoint.to_owned(),
+                tried_for,
+                why: self.why,
+                may_have_arrived: !clean,
+            }),
+        }
+    }
+}
+
+/// The delay that a broker asks for.
+pub(crate) fn retry_after(detail: &ErrorDetail) -> Option<Duration> {
+    detail.retry_after_micros.map(|micros| Duration::from_micros(micros).min(Duration::from_secs(10)))
+}
+
+/// Whether the connection never came about, so that nothing can have arrived.
+fn is_connect_failure(status: &Status) -> bool {
+    let mut source = status.source();
+    while let Some(error) = source {
+        if let Some(error) = error.downcast_ref::<std::io::Error>()
+            && matches!(
+                error.kind(),
+                std::io::ErrorKind::ConnectionRefused
+                    | std::io::ErrorKind::HostUnreachable
+                    | std::io::ErrorKind::NetworkUnreachable
+            )
+        {
+            return true;
+        }
+        source = error.source();
+    }
+    status.code() == Code::Unavailable && status.message().contains("tcp connect error")
+}
+
+fn text_of_status(status: &Status) -> String {
+    match status.source() {
+        Some(source) => format!("{}: {}", status.message(), text_of(source)),
+        None if status.message().is_empty() => status.code().to_string(),
+        None => status.message().to_owned(),
+    }
+}
+
+/// The innermost cause says most.
+fn text_of(error: &dyn std::error::Error) -> String {
+    let mut innermost = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    innermost.to_string()
+}
+
+fn normalised(endpoint: &str) -> Result<String, InvalidEndpoint> {
+    let refuse = |why: &str| Err(InvalidEndpoint { endpoint: endpoint.to_owned(), why: why.to_owned() });
+    let (scheme, rest) = endpoint.trim().split_once("://").unwrap_or(("http", endpoint.trim()));
+    match (scheme, rest.trim_end_matches('/')) {
+        ("http", "") => refuse("it names no host"),
+        ("http", rest) => Ok(format!("http://{rest}")),
+        ("https", _) => refuse("TLS is not supported by this build"),
+        (scheme, _) => refuse(&format!("the scheme {scheme:?} is not http")),
+    }
+}
+
+/// Whether an endpoint is on this machine's loopback interface.
+pub(crate) fn is_loopback(endpoint: &str) -> bool {
+    let Some(host) = endpoint.parse::<tonic::transport::Uri>().ok().and_then(|uri| uri.host().map(str::to_owned))
+    else {
+        return false;
+    };
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ErrorClass;
+    use refstream_filer_adapter::TokioRuntime;
+
+    #[test]
+    fn endpoints_are_checked() {
+        assert_eq!(normalised("127.0.0.1:7400/").unwrap(), "http://127.0.0.1:7400");
+        for bad in ["", "ftp://x", "https://x:1", "http://"] {
+            assert!(normalised(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn loopback_is_recognised() {
+        for here in ["http://127.0.0.1:7400", "http://localhost:1", "http://[::1]:7400", "http://127.9.9.9"] {
+            assert!(is_loopback(here), "{here}");
+        }
+        for elsewhere in ["http://10.0.0.1:7400", "http://localhost.evil.example:1", "nonsense"] {
+            assert!(!is_loopback(elsewhere), "{elsewhere}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_refused_connection_is_unreachable_without_side_effects() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        drop(listener);
+        let brokers = Brokers::new(&endpoint, Duration::from_millis(200), Arc::new(TokioRuntime::new())).unwrap();
+        let error = brokers
+            .call(Patience::Timeout, |channel| async move {
+                refstream_proto::v1::topics_client::TopicsClient::new(channel)
+                    .list_topics(refstream_proto::v1::ListTopicsRequest {})
+                    .await
+            })
+            .await
+            .err()
+            .unwrap();
+        assert_eq!(error.class(), ErrorClass::Unreachable);
+        assert!(error.is_retryable() && error.has_no_side_effects());
+        let text = error.to_string();
+        assert!(text.contains(&endpoint) && text.contains("refused") && text.contains("--endpoint"), "{text}");
+    }
+}

@@ -1,0 +1,169 @@
+//! What a broker says of its deployment, and the stores it names, opened when they are first needed.
+//!
+//! Credentials of a store, in this order: those in [`crate::ClientOptions`]; the file that the broker names for its embedded store, which is
+//! honoured only when the broker is on this machine's loopback interface (a broker elsewhere must not make us read files); the AWS chain of
+//! environment, profile and instance.
+
+use crate::{InvalidAnswer, OpenStoreError, StoreCredentials, broker::is_loopback};
+use refstream_filer_adapter::BlobStore;
+use refstream_proto::v1;
+use refstream_types::{Layout, StoreName};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+/// A deployment as its brokers describe it.
+#[derive(Debug)]
+pub(crate) struct Deployment {
+    /// The store of new payloads where a topic names none.
+    pub(crate) default_store: StoreName,
+    /// The store of metadata and closed files.
+    #[cfg_attr(not(feature = "parquet"), allow(dead_code))]
+    pub(crate) metadata_store: StoreName,
+    pub(crate) layout: Layout,
+    /// The longest batch that a broker takes.
+    pub(crate) max_batch_bytes: usize,
+    endpoint: String,
+    credentials: Option<StoreCredentials>,
+    described: BTreeMap<StoreName, v1::Store>,
+    opened: Mutex<BTreeMap<StoreName, Arc<dyn BlobStore>>>,
+}
+
+impl Deployment {
+    /// Reads a broker's description. `given` stores replace those of the same name.
+    pub(crate) fn new(
+        endpoint: &str,
+        answer: v1::DescribeDeploymentResponse,
+        credentials: Option<StoreCredentials>,
+        given: Vec<(StoreName, Arc<dyn BlobStore>)>,
+    ) -> Result<Self, InvalidAnswer> {
+        let invalid = |why: String| InvalidAnswer { endpoint: endpoint.to_owned(), why };
+        let name = |field: &str, text: &str| {
+            text.parse::<StoreName>().map_err(|error| invalid(format!("the field {field}: {error}")))
+        };
+        let mut described = BTreeMap::new();
+        for store in answer.stores {
+            described.insert(name("stores.name", &store.name)?, store);
+        }
+        Ok(Self {
+            default_store: name("default_store", &answer.default_store)?,
+            metadata_store: name("metadata_store", &answer.metadata_store)?,
+            layout: Layout::new(&answer.root).map_err(|error| invalid(format!("the field root: {error}")))?,
+            max_batch_bytes: match answer.max_batch_bytes {
+                0 => refstream_format::batch::MAX_BATCH_BYTES,
+                bytes => (bytes as usize).min(refstream_format::batch::MAX_BATCH_BYTES),
+            },
+            endpoint: endpoint.to_owned(),
+            credentials,
+            described,
+            opened: Mutex::new(given.into_iter().collect()),
+        })
+    }
+
+    /// A store by name.
+    pub(crate) fn store(&self, name: &StoreName) -> Result<Arc<dyn BlobStore>, OpenStoreError> {
+        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(store) = opened.get(name) {
+            return Ok(Arc::clone(store));
+        }
+        let store = self.open(name)?;
+        opened.insert(name.clone(), Arc::clone(&store));
+        Ok(store)
+    }
+
+    /// Every store that can be opened, by name.
+    #[cfg_attr(not(feature = "parquet"), allow(dead_code))]
+    pub(crate) fn stores(&self) -> BTreeMap<StoreName, Arc<dyn BlobStore>> {
+        let given: Vec<_> = self.opened.lock().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect();
+        let names = self.described.keys().cloned().chain(given);
+        names.filter_map(|name| self.store(&name).ok().map(|store| (name, store))).collect()
+    }
+
+    fn open(&self, name: &StoreName) -> Result<Arc<dyn BlobStore>, OpenStoreError> {
+        let Some(store) = self.described.get(name) else {
+            let configured: Vec<_> = self.described.keys().map(StoreName::as_str).collect();
+            return Err(OpenStoreError::Unknown { store: name.clone(), configured: configured.join(", ") });
+        };
+        match &store.kind {
+            Some(v1::store::Kind::S3(s3)) => self.open_s3(name, s3, &store.uri_prefix),
+            None => Err(OpenStoreError::Unusable {
+                store: name.clone(),
+                why: "its kind is unknown to this client; update it".into(),
+            }),
+        }
+    }
+
+    fn open_s3(
+        &self,
+        name: &StoreName,
+        s3: &v1::S3Store,
+        uri_prefix: &str,
+    ) -> Result<Arc<dyn BlobStore>, OpenStoreError> {
+        let credentials = match (&self.credentials, s3.credentials_file.as_deref()) {
+            (Some(given), _) => Some(given.clone()),
+            (None, Some(file)) if is_loopback(&self.endpoint) => Some(credentials_from(name, file)?),
+            (None, _) => None,
+        };
+        let _ = (credentials, uri_prefix);
+        Err(OpenStoreError::Unusable { store: name.clone(), why: "this build has no S3 adapter".into() })
+    }
+}
+
+/// Reads `access_key` and `secret_key` from a TOML file.
+fn credentials_from(store: &StoreName, file: &str) -> Result<StoreCredentials, OpenStoreError> {
+    #[derive(serde::Deserialize)]
+    struct Keys {
+        access_key: String,
+        secret_key: String,
+    }
+    let failed = |why: String| OpenStoreError::Credentials { store: store.clone(), file: file.to_owned(), why };
+    let text = std::fs::read_to_string(file).map_err(|error| failed(error.to_string()))?;
+    // The parser's own error would quote the line, and the secret with it.
+    let keys: Keys = toml::from_str(&text)
+        .map_err(|_| failed("it is no TOML file with the fields access_key and secret_key".into()))?;
+    Ok(StoreCredentials { access_key: keys.access_key, secret_key: keys.secret_key })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer() -> v1::DescribeDeploymentResponse {
+        v1::DescribeDeploymentResponse {
+            default_store: "main".into(),
+            metadata_store: "main".into(),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn an_unknown_store_is_named_with_those_that_exist() {
+        let mut answer = answer();
+        answer.stores.push(v1::Store { name: "main".into(), ..Default::default() });
+        let deployment = Deployment::new("http://127.0.0.1:1", answer, None, Vec::new()).unwrap();
+        let text = deployment.store(&"other".parse().unwrap()).unwrap_err().to_string();
+        assert!(text.contains("other") && text.contains("main"), "{text}");
+    }
+
+    #[test]
+    fn credentials_are_read_and_never_shown() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("keys.toml");
+        std::fs::write(&file, "access_key = \"A\"\nsecret_key = \"hush\"\n").unwrap();
+        let store = "main".parse().unwrap();
+        let keys = credentials_from(&store, file.to_str().unwrap()).unwrap();
+        assert_eq!((keys.access_key.as_str(), keys.secret_key.as_str()), ("A", "hush"));
+        assert!(!format!("{keys:?}").contains("hush"));
+        std::fs::write(&file, "secret_key = \"hush\n").unwrap();
+        let text = credentials_from(&store, file.to_str().unwrap()).unwrap_err().to_string();
+        assert!(!text.contains("hush") && text.contains("access_key"), "{text}");
+    }
+
+    #[test]
+    fn a_malformed_description_is_refused() {
+        let mut answer = answer();
+        answer.root = "../x".into();
+        assert!(Deployment::new("http://h:1", answer, None, Vec::new()).is_err());
+    }
+}
