@@ -5,6 +5,8 @@
 mod compaction;
 mod connection;
 mod core_task;
+#[cfg(test)]
+mod doubles;
 mod errors;
 mod http;
 mod interface;

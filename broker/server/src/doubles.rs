@@ -1,0 +1,84 @@
+//! Stand-ins for the outside world in unit tests.
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use refstream_filer_adapter::{CreateError, Created, Filer, Listed, Runtime, StoreError, StoreErrorKind};
+use refstream_types::{ByteRange, Key, Timestamp};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+/// Objects in memory, with counted reads of ranges and failures on demand.
+#[derive(Debug, Default)]
+pub(crate) struct Shelf {
+    pub(crate) objects: Mutex<BTreeMap<Key, Bytes>>,
+    pub(crate) range_reads: AtomicU64,
+    /// So many of the next reads of ranges fail as unavailable.
+    pub(crate) failing: AtomicU64,
+}
+
+#[async_trait]
+impl Filer for Shelf {
+    async fn create(&self, key: &Key, bytes: Bytes) -> Result<Created, CreateError> {
+        let mut objects = self.objects.lock().unwrap();
+        if objects.contains_key(key) {
+            return Ok(Created::Exists);
+        }
+        objects.insert(key.clone(), bytes);
+        Ok(Created::New)
+    }
+    async fn read(&self, key: &Key) -> Result<Option<Bytes>, StoreError> {
+        Ok(self.objects.lock().unwrap().get(key).cloned())
+    }
+    async fn read_range(&self, key: &Key, range: ByteRange) -> Result<Option<Bytes>, StoreError> {
+        self.range_reads.fetch_add(1, Ordering::Relaxed);
+        if self.failing.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)).is_ok() {
+            return Err(StoreError {
+                kind: StoreErrorKind::Unavailable,
+                operation: "read_range",
+                store: "shelf".into(),
+                key: Some(key.clone()),
+                message: "503".into(),
+            });
+        }
+        Ok(self.objects.lock().unwrap().get(key).map(|bytes| {
+            let end = (range.offset + range.length).min(bytes.len() as u64);
+            bytes.slice(range.offset.min(end) as usize..end as usize)
+        }))
+    }
+    async fn remove(&self, key: &Key) -> Result<(), StoreError> {
+        self.objects.lock().unwrap().remove(key);
+        Ok(())
+    }
+    async fn list(&self, prefix: &str, after: Option<&Key>, limit: usize) -> Result<Vec<Listed>, StoreError> {
+        let objects = self.objects.lock().unwrap();
+        let found = objects.iter().filter(|(key, _)| key.as_str().starts_with(prefix) && after.is_none_or(|a| a < key));
+        Ok(found.take(limit).map(|(key, bytes)| Listed { key: key.clone(), size: bytes.len() as u64 }).collect())
+    }
+}
+
+/// A clock that only sleepers move.
+#[derive(Debug, Default)]
+pub(crate) struct Clock(pub(crate) AtomicU64);
+
+impl Runtime for Clock {
+    fn now(&self) -> Duration {
+        Duration::from_micros(self.0.load(Ordering::Relaxed))
+    }
+    fn wall(&self) -> Timestamp {
+        Timestamp::from_micros(self.0.load(Ordering::Relaxed) as i64)
+    }
+    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
+        self.0.fetch_add(duration.as_micros() as u64, Ordering::Relaxed);
+        Box::pin(std::future::ready(()))
+    }
+    fn random(&self) -> u64 {
+        4
+    }
+}
