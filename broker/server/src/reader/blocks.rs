@@ -54,6 +54,7 @@ impl Blocks {
         read: impl Future<Output = Result<Bytes, E>>,
     ) -> Result<Bytes, E> {
         let cell = Arc::clone(lock(&self.kept).blocks.entry(stretch).or_default());
+        let _forget = Forget { blocks: self, stretch };
         let mut fresh = false;
         let result = cell
             .get_or_try_init(|| async {
@@ -63,10 +64,8 @@ impl Blocks {
             })
             .await
             .cloned();
-        match &result {
-            Ok(bytes) if fresh => self.keep(stretch, bytes.len()),
-            Ok(_) => {}
-            Err(_) => self.forget(&stretch),
+        if fresh && let Ok(bytes) = &result {
+            self.keep(stretch, bytes.len());
         }
         result
     }
@@ -82,12 +81,20 @@ impl Blocks {
             }
         }
     }
+}
 
-    /// Forgets a stretch whose read failed, unless somebody has read it meanwhile.
-    fn forget(&self, stretch: &Stretch) {
-        let mut kept = lock(&self.kept);
-        if kept.blocks.get(stretch).is_some_and(|cell| cell.get().is_none()) {
-            kept.blocks.remove(stretch);
+/// Forgets a stretch whose read failed or was given up, unless somebody else reads it.
+struct Forget<'a> {
+    blocks: &'a Blocks,
+    stretch: Stretch,
+}
+
+impl Drop for Forget<'_> {
+    fn drop(&mut self) {
+        let mut kept = lock(&self.blocks.kept);
+        // Two hold the cell: the map, and the reader that goes.
+        if kept.blocks.get(&self.stretch).is_some_and(|cell| cell.get().is_none() && Arc::strong_count(cell) <= 2) {
+            kept.blocks.remove(&self.stretch);
         }
     }
 }

@@ -12,7 +12,7 @@ use refstream_filer_adapter::StoreError;
 use refstream_format::{batch::EncodedBatch, cluster_log::SealedSegment};
 use refstream_journal::ReadError;
 use refstream_proto::v1::ErrorDetail;
-use refstream_types::{ByteRange, Offset, PartitionId, Timestamp};
+use refstream_types::{ByteRange, Offset, PartitionId, Slot, Timestamp};
 use std::{sync::Arc, time::Duration};
 
 /// How often a read that may succeed later is tried.
@@ -26,12 +26,19 @@ pub(crate) struct Delivered {
     pub(crate) base_offset: Offset,
     pub(crate) records: u32,
     pub(crate) append_time: Timestamp,
+    pub(crate) slot: Slot,
     pub(crate) bytes: Bytes,
 }
 
 impl Delivered {
     fn new(batch: &Indexed, bytes: Bytes) -> Self {
-        Self { base_offset: Offset(batch.base), records: batch.records, append_time: batch.append_time, bytes }
+        Self {
+            base_offset: Offset(batch.base),
+            records: batch.records,
+            append_time: batch.append_time,
+            slot: batch.slot,
+            bytes,
+        }
     }
     /// The offset after its last record.
     pub(crate) fn end(&self) -> Offset {

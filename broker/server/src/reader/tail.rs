@@ -1,8 +1,9 @@
 //! One tail: several partitions of a topic, as a stream that is pulled.
 //!
 //! The stream does nothing ahead of its consumer but a few reads of journals: a slow consumer holds its positions, at most
-//! [`READS`] batches, and what HTTP/2 has taken of it. Partitions take turns, one batch each; those whose batches must be read from the
-//! store do not hold up those whose batches are in memory.
+//! [`READS`] batches, and what HTTP/2 has taken of it. Partitions take turns; a turn is the batches of one slot, so that partitions which are
+//! behind go through the journal side by side and share what is read of it. Those whose batches must be read from the store do
+//! not hold up those whose batches are in memory.
 
 use super::{Next, Reader, Topic, fetch::Delivered};
 use crate::{errors, metrics::Counted};
@@ -11,7 +12,7 @@ use refstream_proto::{
     into_status,
     v1::{self, ErrorDetail, TailBatch, TailResponse, tail_response},
 };
-use refstream_types::{Offset, PartitionId};
+use refstream_types::{Offset, PartitionId, Slot};
 use std::sync::Arc;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -19,6 +20,8 @@ use tonic::Status;
 
 /// Batches of one tail that are read from journals at once, each of another partition.
 const READS: usize = 4;
+/// A partition's turn ends after this many bytes even within a slot.
+const TURN_BYTES: usize = 1 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
@@ -41,6 +44,14 @@ struct Position {
     told: bool,
 }
 
+/// A partition's turn under way.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    at: usize,
+    slot: Slot,
+    bytes: usize,
+}
+
 type ReadBatch = (usize, Result<Option<Delivered>, ErrorDetail>);
 
 /// One tail.
@@ -50,6 +61,7 @@ pub(crate) struct Tail {
     positions: Vec<Position>,
     follow: bool,
     turn: usize,
+    run: Option<Run>,
     live: usize,
     reads: FuturesUnordered<BoxFuture<'static, ReadBatch>>,
     changed: watch::Receiver<()>,
@@ -86,6 +98,7 @@ impl Tail {
             positions,
             follow,
             turn: 0,
+            run: None,
             live,
             reads: FuturesUnordered::new(),
             changed,
@@ -138,6 +151,19 @@ impl Tail {
 
     /// Gives every partition its turn, until one has something to send.
     fn turns(&mut self) -> Option<TailResponse> {
+        if let Some(Run { at, slot, bytes }) = self.run.take()
+            && bytes < TURN_BYTES
+            && let position = &self.positions[at]
+            && position.stage == Stage::Here
+            && (self.follow || position.offset < position.until)
+            && let Next::Batch(batch) = self.reader.next(&self.topic, position.partition, position.offset)
+            && batch.slot == slot
+        {
+            let bytes = bytes + batch.bytes.len();
+            let response = self.deliver(at, batch);
+            self.run = Some(Run { at, slot, bytes });
+            return Some(response);
+        }
         let count = self.positions.len();
         for _ in 0..count {
             let at = self.turn;
@@ -204,6 +230,7 @@ impl Tail {
         if position.offset < latest {
             position.told = false;
         }
+        self.run = Some(Run { at, slot: batch.slot, bytes: batch.bytes.len() });
         let metrics = &self.reader.metrics;
         metrics.delivered_records.inc_by(u64::from(batch.records));
         metrics.delivered_bytes.inc_by(batch.bytes.len() as u64);
