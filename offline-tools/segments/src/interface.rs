@@ -1,14 +1,7 @@
-//! What others use of this crate.
+//! What others use of this crate, beside [`Compactor`](crate::Compactor) and [`ClosedReader`](crate::ClosedReader).
 
-use futures::stream::BoxStream;
-use refstream_filer_adapter::{BlobStore, Runtime};
-use refstream_format::{
-    cluster_log::{SealedSegment, TopicState},
-    manifest::{DataFile, Manifest},
-};
-use refstream_journal::{Metadata, ReadError};
-use refstream_types::{Offset, PartitionId, ProducerStamp, Record, SegmentNumber, StoreName, Timestamp};
-use std::{collections::BTreeMap, sync::Arc};
+use refstream_journal::ReadError;
+use refstream_types::{Offset, PartitionId, ProducerStamp, Record, SegmentId, SegmentNumber, Timestamp};
 use thiserror::Error;
 
 /// A record with its place, as a file holds it.
@@ -43,9 +36,36 @@ pub enum CompactError {
         /// How.
         why: String,
     },
+    /// A file could not be made.
+    #[error("writing the file {uri} failed: {why}")]
+    Write {
+        /// Which.
+        uri: String,
+        /// Why.
+        why: String,
+    },
+    /// A segment's batches are not what the cluster log says of it.
+    #[error("the segment {segment} is damaged: {why}")]
+    Segment {
+        /// Which.
+        segment: SegmentId,
+        /// How.
+        why: String,
+    },
     /// Another compactor keeps winning.
     #[error("another compactor is at work on topic {0}")]
     Contended(String),
+}
+
+impl CompactError {
+    /// Whether the same call may succeed later, with nothing done about it.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Store(error) | Self::Read(ReadError::Store(error)) => error.is_retryable() || error.is_not_found(),
+            Self::Read(ReadError::Gone(_)) | Self::Contended(_) => true,
+            Self::Read(_) | Self::File { .. } | Self::Write { .. } | Self::Segment { .. } => false,
+        }
+    }
 }
 
 /// What a compaction did.
@@ -59,63 +79,4 @@ pub struct Compaction {
     pub rows: u64,
     /// Bytes written.
     pub bytes: u64,
-}
-
-/// Turns sealed segments into files and keeps the topic's manifest.
-#[derive(Clone, Debug)]
-pub struct Compactor {}
-
-#[allow(unused_variables)]
-impl Compactor {
-    /// A compactor that reads `metadata` and writes files to `files` (the metadata store's objects). `stores` give the URIs of
-    /// payloads.
-    pub fn new(
-        metadata: Metadata,
-        files: Arc<dyn BlobStore>,
-        stores: BTreeMap<StoreName, Arc<dyn BlobStore>>,
-        runtime: Arc<dyn Runtime>,
-    ) -> Self {
-        todo!()
-    }
-    /// Compacts `segments` into fresh files, then publishes what is due (with `publish`: everything). Idempotent; safe beside
-    /// other compactors.
-    ///
-    /// # Errors
-    /// See [`CompactError`].
-    pub async fn compact(
-        &self,
-        topic: &TopicState,
-        segments: &[SealedSegment],
-        publish: bool,
-    ) -> Result<Compaction, CompactError> {
-        todo!()
-    }
-    /// The newest manifest.
-    ///
-    /// # Errors
-    /// See [`CompactError`].
-    pub async fn manifest(&self, topic: &TopicState) -> Result<Option<Manifest>, CompactError> {
-        todo!()
-    }
-}
-
-/// Reads rows of closed files straight from the store.
-#[derive(Clone, Debug)]
-pub struct ClosedReader {}
-
-#[allow(unused_variables)]
-impl ClosedReader {
-    /// A reader of files in `files`; `stores` are those that references may name.
-    pub fn new(files: Arc<dyn BlobStore>, stores: BTreeMap<StoreName, Arc<dyn BlobStore>>) -> Self {
-        todo!()
-    }
-    /// The rows of one file in order: all, or those of one partition from an offset on, for which only the pages concerned are
-    /// fetched.
-    pub fn rows(
-        &self,
-        file: &DataFile,
-        from: Option<(PartitionId, Offset)>,
-    ) -> BoxStream<'static, Result<Row, CompactError>> {
-        todo!()
-    }
 }
