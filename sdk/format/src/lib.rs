@@ -16,4 +16,7 @@ pub mod manifest;
 pub mod pack;
 mod wire;
 
+#[cfg(test)]
+mod arbitrary;
+
 pub use wire::{DecodeError, crc32c};
