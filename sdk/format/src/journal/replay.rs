@@ -419,3 +419,6 @@ impl Replay {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;
