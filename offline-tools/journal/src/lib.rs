@@ -103,3 +103,6 @@ impl Metadata {
 fn damaged(key: &Key) -> impl FnOnce(DecodeError) -> ReadError + '_ {
     move |error| ReadError::Damaged { key: key.clone(), error }
 }
+
+#[cfg(test)]
+mod tests;
