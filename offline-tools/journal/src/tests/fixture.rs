@@ -153,7 +153,7 @@ impl Owner {
     fn write(&mut self, mut entries: Vec<Entry>) -> Slot {
         let slot = self.slot();
         let before = self.replay.batches().len();
-        let due = slot.0 % self.every == 0;
+        let due = slot.0.is_multiple_of(self.every);
         if due {
             let checkpoint = Checkpoint {
                 previous: self.replay.checkpoint(),
