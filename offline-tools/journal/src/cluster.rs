@@ -96,13 +96,15 @@ impl Metadata {
     }
 
     /// Checks that the numbers after `version` that were just read, or found missing, had not been freed by then. Since
-    /// freeing ascends, it is enough that `version` is still there, or that the boundary does not exceed its successor.
+    /// freeing ascends, it is enough that `version` is still there, or that the boundary is its successor.
     async fn trust_after(&self, version: Version) -> Result<(), ReadError> {
         let chain = Chain::ClusterLog;
         if version > Version(0) && chain::read(self.filer.as_ref(), &self.layout, &chain, version.0).await?.is_some() {
             return Ok(());
         }
-        if chain::boundary(self.filer.as_ref(), &self.layout, &chain).await? <= version.next().0 {
+        // Without `version` itself a boundary below its successor's cannot be the newest: a listing that lags.
+        let boundary = chain::boundary(self.filer.as_ref(), &self.layout, &chain).await?;
+        if boundary == version.next().0 || version == Version(0) && boundary == 0 {
             return Ok(());
         }
         Err(ReadError::Gone(self.layout.link(&chain, version.0.max(1))))
