@@ -424,3 +424,6 @@ impl Compactor {
 fn numbers(files: &[DataFile]) -> BTreeSet<SegmentNumber> {
     files.iter().flat_map(|file| &file.segments).map(|span| span.number).collect()
 }
+
+#[cfg(test)]
+mod tests;

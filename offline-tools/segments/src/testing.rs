@@ -41,6 +41,7 @@ struct Inner {
     operations: u64,
     fault: Option<(u64, Fault)>,
     reads: Vec<(Key, u64)>,
+    seed: u64,
 }
 
 /// Objects in memory. From a scripted operation on nothing works any more, as after a crash, until [`MapStore::revive`].
@@ -78,6 +79,23 @@ impl MapStore {
     /// An independent copy.
     pub(crate) fn fork(&self) -> Self {
         Self(Arc::new(Mutex::new(Inner { objects: self.snapshot(), ..Inner::default() })))
+    }
+
+    /// Lets other tasks run first, now and then: interleavings differ with the seed.
+    async fn pause(&self) {
+        let turns = {
+            let mut inner = self.0.lock().unwrap();
+            inner.seed = inner.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            inner.seed >> 61
+        };
+        for _ in 0..turns {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Chooses the interleaving.
+    pub(crate) fn seed(&self, seed: u64) {
+        self.0.lock().unwrap().seed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
 
     fn run<T>(&self, key: &Key, operation: &'static str, act: impl FnOnce(&mut Inner) -> T) -> Result<T, StoreError> {
@@ -119,6 +137,7 @@ fn part_of(bytes: &Bytes, range: ByteRange) -> Bytes {
 #[async_trait]
 impl Filer for MapStore {
     async fn create(&self, key: &Key, bytes: Bytes) -> Result<Created, CreateError> {
+        self.pause().await;
         let created = self.run(key, "create", |inner| {
             let absent = !inner.objects.contains_key(key);
             if absent {
@@ -129,15 +148,18 @@ impl Filer for MapStore {
         created.map_err(CreateError::MayHaveHappened)
     }
     async fn read(&self, key: &Key) -> Result<Option<Bytes>, StoreError> {
+        self.pause().await;
         self.run(key, "read", |inner| inner.objects.get(key).cloned())
     }
     async fn read_range(&self, key: &Key, range: ByteRange) -> Result<Option<Bytes>, StoreError> {
+        self.pause().await;
         self.run(key, "read", |inner| {
             inner.reads.push((key.clone(), range.length));
             inner.objects.get(key).map(|bytes| part_of(bytes, range))
         })
     }
     async fn remove(&self, key: &Key) -> Result<(), StoreError> {
+        self.pause().await;
         self.run(key, "remove", |inner| {
             inner.objects.remove(key);
         })
@@ -156,6 +178,7 @@ impl BlobStore for MapStore {
         format!("s3://bucket/{key}")
     }
     async fn put(&self, key: &Key, body: Vec<Bytes>, checksum: Crc32c, _: &Attributes) -> Result<Stored, CreateError> {
+        self.pause().await;
         let bytes = Bytes::from(body.concat());
         assert_eq!(crc32c(&bytes), checksum);
         let size = bytes.len() as u64;
@@ -170,6 +193,7 @@ impl BlobStore for MapStore {
         Err(Self::missing(key))
     }
     async fn get(&self, key: &Key, options: &GetOptions) -> Result<Found, StoreError> {
+        self.pause().await;
         let bytes = self.run(key, "get", |inner| inner.objects.get(key).cloned())?.ok_or_else(|| Self::missing(key))?;
         let meta = ObjectMeta { size: bytes.len() as u64, etag: None, version: None, content_type: None };
         let bytes = options.range.map_or(bytes.clone(), |range| part_of(&bytes, range));
@@ -180,6 +204,7 @@ impl BlobStore for MapStore {
         Ok(Found { meta, body: stream::iter(pieces.map(Ok)).boxed() })
     }
     async fn head(&self, key: &Key) -> Result<Option<ObjectMeta>, StoreError> {
+        self.pause().await;
         let size = self.run(key, "head", |inner| inner.objects.get(key).map(Bytes::len))?;
         Ok(size.map(|size| ObjectMeta { size: size as u64, etag: None, version: None, content_type: None }))
     }
