@@ -6,13 +6,17 @@ use refstream_format::{
     DecodeError,
     batch::EncodedBatch,
     cluster_log::{SealedBy, SealedSegment},
-    journal::{BatchLocation, Checkpoint, Entry, JournalObject, PlacedBatch, Replay, SegmentState},
+    journal::{BatchLocation, Entry, JournalIndex, JournalObject, PlacedBatch, Replay, SegmentState},
 };
-use refstream_types::{Epoch, Offset, PartitionId, Slot};
+use refstream_types::{ByteRange, Epoch, Offset, PartitionId, Slot};
 use std::collections::BTreeMap;
 
 /// Journal objects that are read at once. Each has up to 64 MiB, and some 4 MiB by default.
 const READ_AHEAD: usize = 4;
+/// Indexes that are read at once.
+const INDEX_READ_AHEAD: usize = 16;
+/// Bytes of an object that are read for its index, before its length is known: enough for some thousand batches.
+const INDEX_BYTES: usize = 64 << 10;
 
 impl Metadata {
     /// One journal object.
@@ -23,6 +27,25 @@ impl Metadata {
         let key = self.layout.journal(epoch, slot);
         let bytes = self.object(&key).await?;
         JournalObject::decode(bytes, (epoch, slot)).map_err(damaged(&key))
+    }
+
+    /// One journal object without its batches: most often a single read of its first bytes.
+    ///
+    /// # Errors
+    /// `Gone` when the slot is not there.
+    pub async fn journal_index(&self, epoch: Epoch, slot: Slot) -> Result<JournalIndex, ReadError> {
+        let key = self.layout.journal(epoch, slot);
+        let mut length = INDEX_BYTES;
+        loop {
+            let range = ByteRange { offset: 0, length: length as u64 };
+            let Some(bytes) = self.filer.read_range(&key, range).await? else { return Err(ReadError::Gone(key)) };
+            let needed = JournalIndex::encoded_len(&bytes, (epoch, slot)).map_err(damaged(&key))?;
+            if needed > length {
+                length = needed;
+                continue;
+            }
+            return JournalIndex::decode(&bytes, (epoch, slot)).map_err(damaged(&key));
+        }
     }
 
     /// Where a sealed segment's batches are, ascending by partition, then offset; read from checkpoints, bounded reads.
@@ -40,31 +63,40 @@ impl Metadata {
             batches.extend(found.iter().filter(|batch| batch.segment == id && batch.slot >= first));
         };
         // The slots behind the last checkpoint, that one's own included.
-        let newest = self.journal_object(epoch, last).await?;
-        let mut checkpoint = latest_checkpoint(&newest).filter(|slot| *slot > first);
-        take(&newest.locations());
-        let from = checkpoint.unwrap_or(first);
-        let mut behind = self.journal_objects(epoch, from, last);
-        while let Some(object) = behind.try_next().await? {
-            take(&object.locations());
+        let mut newest = self.journal_index(epoch, last).await?;
+        let mut checkpoint = newest.latest_checkpoint().filter(|slot| *slot > first);
+        take(&newest.batches);
+        let read = move |slot| self.journal_index(epoch, Slot(slot));
+        let mut behind =
+            stream::iter(checkpoint.unwrap_or(first).0..last.0).map(read).buffered(INDEX_READ_AHEAD).boxed();
+        let mut at_checkpoint = None;
+        while let Some(index) = behind.try_next().await? {
+            take(&index.batches);
+            if Some(index.slot) == checkpoint {
+                at_checkpoint = index.checkpoint;
+            }
         }
         drop(behind);
+        if checkpoint == Some(last) {
+            at_checkpoint = newest.checkpoint.take();
+        }
         // Then from checkpoint to checkpoint, each of which lists the slots from the one before on.
         while let Some(slot) = checkpoint {
-            let object = if slot == last { newest.clone() } else { self.journal_object(epoch, slot).await? };
-            let Some(summary) = checkpoint_of(&object) else {
-                let why = format!("slot {slot} of journal {epoch} should carry a checkpoint");
-                return Err(ReadError::Segment { segment: id, why });
+            let refuse = |why| Err(ReadError::Segment { segment: id, why });
+            let carried = match at_checkpoint.take() {
+                None => self.journal_index(epoch, slot).await?.checkpoint,
+                carried => carried,
+            };
+            let Some(summary) = carried else {
+                return refuse(format!("slot {slot} of journal {epoch} should carry a checkpoint"));
             };
             take(&summary.batches);
-            checkpoint = match summary.previous {
-                Some(previous) if previous >= slot => {
-                    let why =
-                        format!("the checkpoint of slot {slot} of journal {epoch} names slot {previous} before it");
-                    return Err(ReadError::Segment { segment: id, why });
-                }
-                previous => previous.filter(|previous| *previous > first),
-            };
+            if summary.previous.is_some_and(|previous| previous >= slot) {
+                return refuse(format!(
+                    "the checkpoint of slot {slot} of journal {epoch} is not preceded by a lower one"
+                ));
+            }
+            checkpoint = summary.previous.filter(|previous| *previous > first);
         }
         batches.sort_unstable_by_key(|batch| (batch.partition, batch.base_offset));
         covers(segment, &batches).map_err(|why| ReadError::Segment { segment: id, why })?;
@@ -120,44 +152,16 @@ impl Metadata {
         let Some(last) = fence.0.checked_sub(1).filter(|last| *last >= segment.slots.0.0).map(Slot) else {
             return Ok(None);
         };
-        let newest = self.journal_object(epoch, last).await?;
-        let from = latest_checkpoint(&newest).unwrap_or(Slot(1)).max(segment.slots.0);
+        let newest = self.journal_index(epoch, last).await?;
+        let from = newest.latest_checkpoint().unwrap_or(Slot(1)).max(segment.slots.0);
         let mut replay = Replay::of(epoch, id);
-        let mut objects = self.journal_objects(epoch, from, last);
+        let read = move |slot| self.journal_object(epoch, Slot(slot));
+        let mut objects = stream::iter(from.0..=last.0).map(read).buffered(READ_AHEAD).boxed();
         while let Some(object) = objects.try_next().await? {
             replay.feed(&object)?;
         }
         drop(objects);
-        replay.feed(&newest)?;
         Ok(replay.open_segment(id).or_else(|| replay.sealed().get(&id).map(|(_, state)| state.clone())))
-    }
-
-    /// The objects of the slots from `from` up to, not including, `end`, in order.
-    fn journal_objects(
-        &self,
-        epoch: Epoch,
-        from: Slot,
-        end: Slot,
-    ) -> impl futures::Stream<Item = Result<JournalObject, ReadError>> + Unpin + '_ {
-        let read = move |slot| self.journal_object(epoch, Slot(slot));
-        stream::iter(from.0..end.0).map(read).buffered(READ_AHEAD).boxed()
-    }
-}
-
-fn checkpoint_of(object: &JournalObject) -> Option<&Checkpoint> {
-    let JournalObject::Entries { entries, .. } = object else { return None };
-    entries.iter().find_map(|entry| match entry {
-        Entry::Checkpoint(checkpoint) => Some(checkpoint),
-        _ => None,
-    })
-}
-
-/// The highest slot up to the object's own that carries a checkpoint.
-fn latest_checkpoint(object: &JournalObject) -> Option<Slot> {
-    match object {
-        JournalObject::Entries { slot, .. } if checkpoint_of(object).is_some() => Some(*slot),
-        JournalObject::Entries { checkpoint, .. } => *checkpoint,
-        JournalObject::Fence { .. } => None,
     }
 }
 

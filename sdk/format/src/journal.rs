@@ -168,5 +168,27 @@ pub enum JournalObject {
     },
 }
 
+/// What an object's index says, read without its batches: for readers that fetch single batches later.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JournalIndex {
+    /// The slot.
+    pub slot: Slot,
+    /// Whether it is a fence: there is nothing in it.
+    pub fence: bool,
+    /// The latest slot that carries a checkpoint and is below this one.
+    pub previous: Option<Slot>,
+    /// The checkpoint that it carries itself.
+    pub checkpoint: Option<Checkpoint>,
+    /// Where its batches are, in order; equal to [`JournalObject::locations`].
+    pub batches: Vec<BatchLocation>,
+}
+
+impl JournalIndex {
+    /// The highest slot up to this one that carries a checkpoint.
+    pub fn latest_checkpoint(&self) -> Option<Slot> {
+        if self.checkpoint.is_some() { Some(self.slot) } else { self.previous }
+    }
+}
+
 #[cfg(test)]
 mod tests;

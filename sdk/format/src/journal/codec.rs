@@ -20,8 +20,8 @@
 //! A batch's place in the body follows from the lengths before it.
 
 use super::{
-    BatchLocation, Checkpoint, Entry, HEADER_BYTES, JournalObject, MAX_IN_FLIGHT, MAX_OBJECT_BYTES, PlacedBatch,
-    ProducerState, RememberedBatch, SegmentState,
+    BatchLocation, Checkpoint, Entry, HEADER_BYTES, JournalIndex, JournalObject, MAX_IN_FLIGHT, MAX_OBJECT_BYTES,
+    PlacedBatch, ProducerState, RememberedBatch, SegmentState,
 };
 use crate::{
     DecodeError,
@@ -31,7 +31,7 @@ use crate::{
     wire::{Reader, Writer},
 };
 use bytes::Bytes;
-use refstream_types::{Epoch, PartitionId, SegmentId, SegmentNumber, Slot, Timestamp, Token, TopicId};
+use refstream_types::{Epoch, Offset, PartitionId, SegmentId, SegmentNumber, Slot, Timestamp, Token, TopicId};
 
 const MAGIC: [u8; 4] = *b"RFSJ";
 const VERSION: u16 = 1;
@@ -184,9 +184,24 @@ fn write_entry(writer: &mut Writer, entry: &Entry) {
     }
 }
 
-/// Reads one entry of the index; a batch comes from `body`.
-fn read_entry(reader: &mut Reader, body: &mut Reader) -> Result<Entry, DecodeError> {
-    Ok(match reader.u8()? {
+/// What the index says of a batch.
+struct IndexedBatch {
+    segment: SegmentId,
+    partition: PartitionId,
+    base_offset: Offset,
+    append_time: Timestamp,
+    records: u32,
+    length: usize,
+}
+
+/// What the index says of one entry.
+enum Indexed {
+    Batch(IndexedBatch),
+    Whole(Entry),
+}
+
+fn read_indexed(reader: &mut Reader) -> Result<Indexed, DecodeError> {
+    Ok(Indexed::Whole(match reader.u8()? {
         BATCH => {
             let segment = read_segment(reader)?;
             let partition = PartitionId(read_u32(reader, "partition")?);
@@ -200,13 +215,7 @@ fn read_entry(reader: &mut Reader, body: &mut Reader) -> Result<Entry, DecodeErr
             if base_offset.checked_add(records.into()).is_none() {
                 return Err(reader.error(format!("{records} records from offset {base_offset} on overflow")));
             }
-            let at = body.at();
-            let batch =
-                EncodedBatch::parse(body.take(length)?).map_err(|error| DecodeError { at: at + error.at, ..error })?;
-            if batch.header().records != records {
-                return Err(reader.error(format!("the batch holds {} records, not {records}", batch.header().records)));
-            }
-            Entry::Batch(PlacedBatch { segment, partition, base_offset, append_time, batch })
+            return Ok(Indexed::Batch(IndexedBatch { segment, partition, base_offset, append_time, records, length }));
         }
         ADOPT => Entry::Adopt(read_state(reader)?),
         SEAL => Entry::Seal(read_state(reader)?),
@@ -222,7 +231,21 @@ fn read_entry(reader: &mut Reader, body: &mut Reader) -> Result<Entry, DecodeErr
             })?,
         },
         other => return Err(reader.error(format!("kind {other} of an entry is unknown"))),
-    })
+    }))
+}
+
+/// Reads one entry of the index; a batch comes from `body`.
+fn read_entry(reader: &mut Reader, body: &mut Reader) -> Result<Entry, DecodeError> {
+    let IndexedBatch { segment, partition, base_offset, append_time, records, length } = match read_indexed(reader)? {
+        Indexed::Whole(entry) => return Ok(entry),
+        Indexed::Batch(batch) => batch,
+    };
+    let at = body.at();
+    let batch = EncodedBatch::parse(body.take(length)?).map_err(|error| DecodeError { at: at + error.at, ..error })?;
+    if batch.header().records != records {
+        return Err(reader.error(format!("the batch holds {} records, not {records}", batch.header().records)));
+    }
+    Ok(Entry::Batch(PlacedBatch { segment, partition, base_offset, append_time, batch }))
 }
 
 fn slot_or_none(slot: u64) -> Option<Slot> {
@@ -283,51 +306,23 @@ impl JournalObject {
         if bytes.len() > MAX_OBJECT_BYTES {
             return Err(reader.error(format!("{} bytes, the limit is {MAX_OBJECT_BYTES}", bytes.len())));
         }
-        reader.preamble(MAGIC, VERSION)?;
-        let kind = reader.u8()?;
-        let reserved = reader.u8()?;
-        let (epoch, slot) = (Epoch(reader.u64()?), Slot(reader.u64()?));
-        let token = Token(reader.array()?);
-        let link = reader.u64()?;
-        let (count, index_bytes, body_bytes) = (reader.u32()?, reader.u32()? as usize, reader.u32()? as usize);
-        reader.verify_from(0)?;
-        if (epoch, slot) != expected {
-            return Err(reader.error(format!(
-                "it is slot {slot} of epoch {epoch}, expected slot {} of epoch {}",
-                expected.1, expected.0
-            )));
+        let header = Header::read(&mut reader, expected)?;
+        let mut index = header.index(&mut reader, &bytes)?;
+        let mut body = reader;
+        if body.remaining() != header.body_bytes {
+            return Err(body.error(format!("{} bytes of batches, expected {}", body.remaining(), header.body_bytes)));
         }
-        if reserved != 0 || kind > KIND_FENCE {
-            return Err(reader.error(format!("kind {kind} is unknown")));
+        let Header { epoch, slot, token, .. } = header;
+        if header.fence {
+            return Ok(Self::Fence { epoch, slot, token, by: Epoch(header.link) });
         }
-        let index_from = reader.at();
-        reader.take(index_bytes)?;
-        reader.verify_from(index_from)?;
-        let mut body = reader.clone();
-        if body.remaining() != body_bytes {
-            return Err(body.error(format!("{} bytes of batches, expected {body_bytes}", body.remaining())));
-        }
-        if kind == KIND_FENCE {
-            if count != 0 || index_bytes != 0 || body_bytes != 0 {
-                return Err(reader.error("a fence with entries"));
-            }
-            return Ok(Self::Fence { epoch, slot, token, by: Epoch(link) });
-        }
-        if count as usize > index_bytes {
-            return Err(reader.error(format!("{count} entries in an index of {index_bytes} bytes")));
-        }
-        let mut index = Reader::new(bytes.slice(index_from..index_from + index_bytes), "journal object index");
         let mut entries = Vec::new();
-        for _ in 0..count {
+        for _ in 0..header.entries {
             entries.push(read_entry(&mut index, &mut body)?);
         }
         index.end()?;
         body.end()?;
-        let checkpoint = slot_or_none(link);
-        if checkpoint.is_some_and(|checkpoint| checkpoint >= slot) {
-            return Err(reader.error("the latest checkpoint is not below the slot"));
-        }
-        Ok(Self::Entries { epoch, slot, token, checkpoint, entries })
+        Ok(Self::Entries { epoch, slot, token, checkpoint: slot_or_none(header.link), entries })
     }
 
     /// Where each [`Entry::Batch`] of the encoded object stands, in order. Equal to what a checkpoint says of the object.
@@ -358,5 +353,100 @@ impl JournalObject {
         match self {
             Self::Entries { token, .. } | Self::Fence { token, .. } => *token,
         }
+    }
+}
+
+/// An object's fixed header.
+struct Header {
+    epoch: Epoch,
+    slot: Slot,
+    token: Token,
+    fence: bool,
+    link: u64,
+    entries: u32,
+    index_bytes: usize,
+    body_bytes: usize,
+}
+
+impl Header {
+    fn read(reader: &mut Reader, expected: (Epoch, Slot)) -> Result<Self, DecodeError> {
+        reader.preamble(MAGIC, VERSION)?;
+        let kind = reader.u8()?;
+        let reserved = reader.u8()?;
+        let (epoch, slot) = (Epoch(reader.u64()?), Slot(reader.u64()?));
+        let token = Token(reader.array()?);
+        let link = reader.u64()?;
+        let (entries, index_bytes, body_bytes) = (reader.u32()?, reader.u32()? as usize, reader.u32()? as usize);
+        reader.verify_from(0)?;
+        if (epoch, slot) != expected {
+            return Err(reader.error(format!(
+                "it is slot {slot} of epoch {epoch}, expected slot {} of epoch {}",
+                expected.1, expected.0
+            )));
+        }
+        if reserved != 0 || kind > KIND_FENCE {
+            return Err(reader.error(format!("kind {kind} is unknown")));
+        }
+        let fence = kind == KIND_FENCE;
+        if fence && (entries != 0 || index_bytes != 0 || body_bytes != 0) {
+            return Err(reader.error("a fence with entries"));
+        }
+        if entries as usize > index_bytes {
+            return Err(reader.error(format!("{entries} entries in an index of {index_bytes} bytes")));
+        }
+        if !fence && link >= slot.0 && link != 0 {
+            return Err(reader.error("the latest checkpoint is not below the slot"));
+        }
+        Ok(Self { epoch, slot, token, fence, link, entries, index_bytes, body_bytes })
+    }
+
+    /// The index, checked, of the object that starts with `bytes`; `reader` goes on to the body.
+    fn index(&self, reader: &mut Reader, bytes: &Bytes) -> Result<Reader, DecodeError> {
+        let from = reader.at();
+        reader.take(self.index_bytes)?;
+        reader.verify_from(from)?;
+        Ok(Reader::new(bytes.slice(from..from + self.index_bytes), "journal object index"))
+    }
+}
+
+impl JournalIndex {
+    /// How many bytes of an object its header and index take, from its first [`HEADER_BYTES`].
+    ///
+    /// # Errors
+    /// When they are damaged, or epoch and slot are not `expected`.
+    pub fn encoded_len(header: &Bytes, expected: (Epoch, Slot)) -> Result<usize, DecodeError> {
+        let header = Header::read(&mut Reader::new(header.clone(), WHAT), expected)?;
+        Ok(HEADER_BYTES + header.index_bytes + CHECKSUM_BYTES)
+    }
+
+    /// Reads the index from an object's first bytes, at least [`JournalIndex::encoded_len`].
+    ///
+    /// # Errors
+    /// When header or index are damaged, or epoch and slot are not `expected`.
+    pub fn decode(bytes: &Bytes, expected: (Epoch, Slot)) -> Result<Self, DecodeError> {
+        let mut reader = Reader::new(bytes.clone(), WHAT);
+        let header = Header::read(&mut reader, expected)?;
+        let mut index = header.index(&mut reader, bytes)?;
+        let mut at = HEADER_BYTES + header.index_bytes + CHECKSUM_BYTES;
+        let end = (at + header.body_bytes).min(MAX_OBJECT_BYTES);
+        let (mut batches, mut checkpoint) = (Vec::new(), None);
+        for _ in 0..header.entries {
+            match read_indexed(&mut index)? {
+                Indexed::Batch(IndexedBatch { segment, partition, base_offset, append_time, records, length }) => {
+                    if at + length > end {
+                        return Err(index.error("the batches exceed the object"));
+                    }
+                    let (slot, bytes) = (header.slot, (at as u32, length as u32));
+                    let location = BatchLocation { slot, bytes, segment, partition, base_offset, records, append_time };
+                    batches.push(location);
+                    at += length;
+                }
+                Indexed::Whole(Entry::Checkpoint(found)) => checkpoint = Some(found),
+                Indexed::Whole(_) => {}
+            }
+        }
+        index.end()?;
+        let previous = if header.fence { None } else { slot_or_none(header.link) };
+        Ok(Self { slot: header.slot, fence: header.fence, previous, checkpoint, batches })
     }
 }

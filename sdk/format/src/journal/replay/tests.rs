@@ -1,7 +1,10 @@
 //! What a replay accepts, what it adds up to, and each contradiction by name.
 
 use super::*;
-use crate::batch::{BatchBuilder, EncodedBatch};
+use crate::{
+    batch::{BatchBuilder, EncodedBatch},
+    journal::{HEADER_BYTES, JournalIndex},
+};
 use refstream_types::{ProducerStamp, Record, SegmentNumber, Token, TopicId, Value};
 
 const EPOCH: Epoch = Epoch(4);
@@ -19,11 +22,8 @@ fn batch(records: u32, producer: Option<(u64, u32, u64)>) -> EncodedBatch {
     for _ in 0..records {
         builder.push(&Record::new(Value::Tombstone)).unwrap();
     }
-    let stamp = |(id, epoch, first)| ProducerStamp {
-        id: ProducerId(id),
-        epoch: ProducerEpoch(epoch),
-        first: Sequence(first),
-    };
+    let stamp =
+        |(id, epoch, first)| ProducerStamp { id: ProducerId(id), epoch: ProducerEpoch(epoch), first: Sequence(first) };
     builder.finish(producer.map(stamp)).unwrap()
 }
 
@@ -266,16 +266,58 @@ fn a_successor_takes_each_partitions_newest_state() {
     let next = open(3, range(0, 2), &[9, 6], &[1, 2]);
     for finals in [[old.clone(), new.clone()], [new.clone(), old.clone()]] {
         let adopted = SegmentState::adopt(&next, &finals, Slot(8)).unwrap();
-        assert_eq!(adopted, SegmentState {
-            segment: id(3),
-            adopted: Slot(8),
-            bytes: 0,
-            ..state(3, range(0, 2), &[9, 6], 90, vec![producer(0, 2), producer(1, 10)])
-        });
+        assert_eq!(
+            adopted,
+            SegmentState {
+                segment: id(3),
+                adopted: Slot(8),
+                bytes: 0,
+                ..state(3, range(0, 2), &[9, 6], 90, vec![producer(0, 2), producer(1, 10)])
+            }
+        );
     }
-    assert!(SegmentState::adopt(&next, &[old.clone()], Slot(8)).unwrap_err().contains("segment 2, which is not given"));
+    assert!(
+        SegmentState::adopt(&next, std::slice::from_ref(&old), Slot(8))
+            .unwrap_err()
+            .contains("segment 2, which is not given")
+    );
     let wrong = open(3, range(0, 2), &[9, 7], &[1, 2]);
     assert!(SegmentState::adopt(&wrong, &[old, new], Slot(8)).unwrap_err().contains("starts at 7"));
     let orphan = open(3, range(0, 2), &[0, 7], &[]);
     assert!(SegmentState::adopt(&orphan, &[], Slot(8)).unwrap_err().contains("has no predecessor"));
+}
+
+#[test]
+fn an_index_says_what_the_whole_object_says() {
+    let mut objects = long().objects;
+    objects.push(JournalObject::Fence { epoch: EPOCH, slot: Slot(17), token: Token([2; 16]), by: Epoch(9) });
+    for object in objects {
+        let (JournalObject::Entries { slot, .. } | JournalObject::Fence { slot, .. }) = object;
+        let bytes = object.encode();
+        let length = JournalIndex::encoded_len(&bytes.slice(..HEADER_BYTES), (EPOCH, slot)).unwrap();
+        let prefix = bytes.slice(..length);
+        let index = JournalIndex::decode(&prefix, (EPOCH, slot)).unwrap();
+        assert_eq!(JournalIndex::decode(&bytes, (EPOCH, slot)).as_ref(), Ok(&index));
+        assert_eq!(index.batches, object.locations());
+        match &object {
+            JournalObject::Fence { .. } => assert!(index.fence && index.latest_checkpoint().is_none()),
+            JournalObject::Entries { checkpoint, entries, .. } => {
+                let own = entries.iter().find_map(|entry| match entry {
+                    Entry::Checkpoint(checkpoint) => Some(checkpoint.clone()),
+                    _ => None,
+                });
+                assert_eq!(index.latest_checkpoint(), if own.is_some() { Some(slot) } else { *checkpoint });
+                assert_eq!((index.fence, index.previous, index.checkpoint), (false, *checkpoint, own));
+            }
+        }
+        for cut in 0..length {
+            assert!(JournalIndex::decode(&prefix.slice(..cut), (EPOCH, slot)).is_err(), "{slot} cut to {cut}");
+        }
+        for bit in 0..length * 8 {
+            let mut damaged = prefix.to_vec();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert!(JournalIndex::decode(&damaged.into(), (EPOCH, slot)).is_err(), "{slot}, bit {bit}");
+        }
+        assert!(JournalIndex::decode(&prefix, (EPOCH, slot.next())).is_err());
+    }
 }
