@@ -1,13 +1,43 @@
 //! Fetching payloads, verified.
+//!
+//! What verifies a payload depends on its size. Blobs of at most 1 MiB are fetched whole: their CRC32C and the BLAKE3 of what they decode to
+//! must be right. Larger ones have a sidecar with the CRC32C of each stored MiB: a range is fetched in whole blocks, each verified before it
+//! is used. When the sidecar is gone, it is computed afresh from one pass over the whole object, whose CRC32C must be right. Bytes that are wrong
+//! are fetched once more, in case they were damaged on the way, before the object is called damaged.
+//!
+//! Objects attached in place have no hash; the store is asked for exactly the pinned etag or version.
 
-use crate::FetchError;
+mod blocks;
+mod fetch;
+
+use crate::{Delivery, FetchError, FetchedObject, OpenStoreError, SinkFailed, TooLargeForMemory};
+use blocks::BlockReader;
 use bytes::Bytes;
-use refstream_types::ByteRange;
+use fetch::Object;
+use refstream_filer_adapter::{BlobStore, Runtime};
+use refstream_format::{
+    blocks::{BLOCK_BYTES, Blocks},
+    frames::{FRAME_BYTES, SeekTable, decompress},
+};
+use refstream_types::{ByteRange, ContentEncoding, ContentHash, Reference};
+use std::sync::Arc;
+use tokio::io::{AsyncWrite, AsyncWriteExt};
+
+/// The longest payload that [`Payload::bytes`] holds in memory.
+const MAX_IN_MEMORY: u64 = 4 << 30;
+/// How often an object is fetched before its bytes are called damaged.
+const FETCHES: u32 = 2;
 
 /// A payload to be fetched. Nothing unverified is ever handed out.
 #[derive(Clone, Debug)]
-pub struct Payload {}
+pub struct Payload {
+    reference: Reference,
+    store: Result<Arc<dyn BlobStore>, OpenStoreError>,
+    runtime: Arc<dyn Runtime>,
+    object: FetchedObject,
+}
 
+/// The pieces as one; without a copy where there is only one.
 pub(crate) fn joined(mut pieces: Vec<Bytes>) -> Bytes {
     match pieces.len() {
         1 => pieces.swap_remove(0),
@@ -15,35 +45,287 @@ pub(crate) fn joined(mut pieces: Vec<Bytes>) -> Bytes {
     }
 }
 
-#[allow(unused_variables)]
 impl Payload {
     pub(crate) fn new(
-        reference: refstream_types::Reference,
-        store: Result<std::sync::Arc<dyn refstream_filer_adapter::BlobStore>, crate::OpenStoreError>,
-        runtime: std::sync::Arc<dyn refstream_filer_adapter::Runtime>,
+        reference: Reference,
+        store: Result<Arc<dyn BlobStore>, OpenStoreError>,
+        runtime: Arc<dyn Runtime>,
     ) -> Self {
-        todo!()
+        let object = FetchedObject {
+            store: reference.store.clone(),
+            key: reference.key.clone(),
+            uri: store.as_ref().ok().map(|store| store.uri(&reference.key)),
+            place: None,
+        };
+        Self { reference, store, runtime, object }
     }
+
+    /// Lets errors name the record that refers to this payload.
+    #[must_use]
+    pub fn of(mut self, delivery: &Delivery) -> Self {
+        self.object.place = Some((delivery.topic.clone(), delivery.partition, delivery.offset));
+        self
+    }
+
+    /// What is fetched.
+    pub fn reference(&self) -> &Reference {
+        &self.reference
+    }
+
+    fn opened(&self) -> Result<Object<'_>, FetchError> {
+        match &self.store {
+            Ok(store) => Ok(Object {
+                store: &**store,
+                runtime: &*self.runtime,
+                reference: &self.reference,
+                object: &self.object,
+            }),
+            Err(error) => Err(error.clone().into()),
+        }
+    }
+
+    /// Whether the blob has a sidecar, as one that has an object over 1 MiB to itself.
+    fn has_sidecar(&self) -> bool {
+        self.reference.size > BLOCK_BYTES && self.reference.offset.is_none() && self.reference.content_hash.is_some()
+    }
+
     /// The whole payload, its BLAKE3 verified.
     ///
     /// # Errors
     /// When it is gone, damaged or out of reach; names the object.
     pub async fn bytes(&self) -> Result<Bytes, FetchError> {
-        todo!()
+        let object = self.opened()?;
+        let content_size = self.reference.content_size;
+        let in_memory =
+            usize::try_from(content_size).ok().filter(|_| content_size.max(self.reference.size) <= MAX_IN_MEMORY);
+        let Some(in_memory) = in_memory else {
+            let object = self.object.clone();
+            return Err(FetchError::TooLarge(Box::new(TooLargeForMemory { object, bytes: content_size })));
+        };
+        let mut attempt = 1;
+        loop {
+            let stored = object.read(self.reference.range()).await?;
+            match self.verified(&object, stored, in_memory) {
+                Err(FetchError::Damaged(_)) if attempt < FETCHES => attempt += 1,
+                other => return other,
+            }
+        }
     }
+
+    /// Checks the whole blob and decodes it.
+    fn verified(&self, object: &Object<'_>, stored: Bytes, content_size: usize) -> Result<Bytes, FetchError> {
+        if let Some(expected) = self.reference.checksum {
+            let actual = refstream_format::crc32c(&stored);
+            if actual != expected {
+                return Err(object.damaged("the checksum of its stored bytes", expected, actual));
+            }
+        }
+        let content = match self.reference.encoding {
+            ContentEncoding::Identity => stored,
+            ContentEncoding::Zstd => decompress(&stored, content_size)
+                .map_err(|error| object.damaged("its encoding", "zstd frames", error))?,
+        };
+        if let Some(expected) = self.reference.content_hash {
+            let actual = ContentHash(*blake3::hash(&content).as_bytes());
+            if actual != expected {
+                return Err(object.damaged("its content hash", expected, actual));
+            }
+        }
+        Ok(content)
+    }
+
     /// Bytes `range` of the payload as given (clamped to its end), verified by block.
     ///
     /// # Errors
     /// As [`Payload::bytes`].
     pub async fn range(&self, range: ByteRange) -> Result<Bytes, FetchError> {
-        todo!()
+        let content_size = self.reference.content_size;
+        let offset = range.offset.min(content_size);
+        let range = ByteRange { offset, length: range.length.min(content_size - offset) };
+        if range.length > MAX_IN_MEMORY {
+            let object = self.object.clone();
+            return Err(FetchError::TooLarge(Box::new(TooLargeForMemory { object, bytes: range.length })));
+        }
+        let object = self.opened()?;
+        if self.reference.content_hash.is_none() && self.reference.encoding == ContentEncoding::Identity {
+            let start = self.reference.range().offset;
+            return object.read(ByteRange { offset: start + range.offset, length: range.length }).await;
+        }
+        if !self.has_sidecar() {
+            let content = self.bytes().await?;
+            return Ok(content.slice(range.offset as usize..(range.offset + range.length) as usize));
+        }
+        if range.length == 0 {
+            return Ok(Bytes::new());
+        }
+        let blocks = self.blocks(&object).await?;
+        match self.reference.encoding {
+            ContentEncoding::Identity => BlockReader::new(&object, &blocks).read(range).await,
+            ContentEncoding::Zstd => {
+                let table = self.seek_table(&object, &blocks).await?;
+                let Some(span) = table.span(range) else {
+                    return Err(object.damaged("its seek table", format!("{content_size} bytes of content"), "fewer"));
+                };
+                let stored = BlockReader::new(&object, &blocks).read(span.stored).await?;
+                let frames = stored_frames(&table, span.stored);
+                let length: u64 = frames.iter().map(|(_, content)| u64::from(*content)).sum();
+                let content = decompress(&stored, length as usize)
+                    .map_err(|error| object.damaged("its encoding", "zstd frames", error))?;
+                let (from, to) = (span.skip as usize, (span.skip + range.length) as usize);
+                if to > content.len() {
+                    return Err(object.damaged("its seek table", format!("{to} bytes"), content.len()));
+                }
+                Ok(content.slice(from..to))
+            }
+        }
     }
+
     /// Writes the whole payload to `sink` as it arrives; each block is verified before it is written, the whole at the end. Bounded
     /// memory for any size. Returns the number of bytes.
     ///
     /// # Errors
     /// As [`Payload::bytes`]; the sink may have received verified blocks before a later one failed.
-    pub async fn copy_to(&self, sink: &mut (dyn tokio::io::AsyncWrite + Send + Unpin)) -> Result<u64, FetchError> {
-        todo!()
+    pub async fn copy_to(&self, sink: &mut (dyn AsyncWrite + Send + Unpin)) -> Result<u64, FetchError> {
+        let object = self.opened()?;
+        if self.reference.content_hash.is_some() && !self.has_sidecar() {
+            let content = self.bytes().await?;
+            self.write(sink, &content).await?;
+            self.finish(sink).await?;
+            return Ok(content.len() as u64);
+        }
+        let mut hasher = blake3::Hasher::new();
+        if self.reference.content_hash.is_none() {
+            return self.copy_pinned(&object, sink).await;
+        }
+        let blocks = self.blocks(&object).await?;
+        let mut reader = BlockReader::new(&object, &blocks);
+        let mut written = 0;
+        match self.reference.encoding {
+            ContentEncoding::Identity => {
+                while let Some(block) = reader.next().await? {
+                    hasher.update(&block);
+                    self.write(sink, &block).await?;
+                    written += block.len() as u64;
+                }
+            }
+            ContentEncoding::Zstd => {
+                let table = self.seek_table(&object, &blocks).await?;
+                for (stored, content) in &table.frames {
+                    let frame = reader.take(*stored as usize).await?;
+                    let content = decompress(&frame, *content as usize)
+                        .map_err(|error| object.damaged("its encoding", "zstd frames", error))?;
+                    hasher.update(&content);
+                    self.write(sink, &content).await?;
+                    written += content.len() as u64;
+                }
+            }
+        }
+        let actual = ContentHash(*hasher.finalize().as_bytes());
+        if let Some(expected) = self.reference.content_hash
+            && actual != expected
+        {
+            return Err(object.damaged("its content hash", expected, actual));
+        }
+        self.finish(sink).await?;
+        Ok(written)
+    }
+
+    /// An object attached in place: as the store hands out the pinned version.
+    async fn copy_pinned(
+        &self,
+        object: &Object<'_>,
+        sink: &mut (dyn AsyncWrite + Send + Unpin),
+    ) -> Result<u64, FetchError> {
+        let mut stream = object.stream(self.reference.range());
+        let mut written = 0;
+        while let Some(piece) = stream.next().await? {
+            self.write(sink, &piece).await?;
+            written += piece.len() as u64;
+        }
+        self.finish(sink).await?;
+        Ok(written)
+    }
+
+    async fn write(&self, sink: &mut (dyn AsyncWrite + Send + Unpin), bytes: &[u8]) -> Result<(), FetchError> {
+        sink.write_all(bytes).await.map_err(|error| self.sink_failed(&error))
+    }
+    async fn finish(&self, sink: &mut (dyn AsyncWrite + Send + Unpin)) -> Result<(), FetchError> {
+        sink.flush().await.map_err(|error| self.sink_failed(&error))
+    }
+    fn sink_failed(&self, error: &std::io::Error) -> FetchError {
+        FetchError::Sink(Box::new(SinkFailed { object: self.object.clone(), why: error.to_string() }))
+    }
+
+    /// The sums of the blob's blocks: from the sidecar, or from a pass over the whole.
+    async fn blocks(&self, object: &Object<'_>) -> Result<Blocks, FetchError> {
+        if let Some(sidecar) = object.sidecar().await?
+            && let Ok(blocks) = Blocks::decode(&sidecar)
+            && blocks.size == self.reference.size
+        {
+            return Ok(blocks);
+        }
+        let mut attempt = 1;
+        loop {
+            match self.computed_blocks(object).await {
+                Err(FetchError::Damaged(_)) if attempt < FETCHES => attempt += 1,
+                other => return other,
+            }
+        }
+    }
+
+    /// Reads the whole blob to sum its blocks; they are trusted only when the CRC32C of the whole is right.
+    async fn computed_blocks(&self, object: &Object<'_>) -> Result<Blocks, FetchError> {
+        let crc = crc_fast::CrcAlgorithm::Crc32Iscsi;
+        let mut whole = crc_fast::Digest::new(crc);
+        let mut checksums = Vec::new();
+        let mut stream = object.stream(self.reference.range());
+        while let Some(block) = stream.take_up_to(BLOCK_BYTES as usize).await? {
+            whole.update(&block);
+            checksums.push(refstream_format::crc32c(&block));
+        }
+        let actual = refstream_types::Crc32c(whole.finalize() as u32);
+        match self.reference.checksum {
+            Some(expected) if expected != actual => {
+                Err(object.damaged("the checksum of its stored bytes", expected, actual))
+            }
+            _ => Ok(Blocks { size: self.reference.size, checksums }),
+        }
+    }
+
+    async fn seek_table(&self, object: &Object<'_>, blocks: &Blocks) -> Result<SeekTable, FetchError> {
+        let size = self.reference.size;
+        if self.reference.content_size <= FRAME_BYTES as u64 {
+            let frames = vec![(size as u32, self.reference.content_size as u32)];
+            return Ok(SeekTable { frames });
+        }
+        let length = SeekTable::max_encoded_len(self.reference.content_size).min(size);
+        let tail = BlockReader::new(object, blocks).read(ByteRange { offset: size - length, length }).await?;
+        SeekTable::decode_tail(&tail).map_err(|error| object.damaged("its seek table", "an intact one", error))
     }
 }
+
+/// The frames whose stored bytes make up exactly `stored`.
+fn stored_frames(table: &SeekTable, stored: ByteRange) -> Vec<(u32, u32)> {
+    let mut at = 0;
+    let mut frames = Vec::new();
+    for frame in &table.frames {
+        if at >= stored.offset && at < stored.offset + stored.length {
+            frames.push(*frame);
+        }
+        at += u64::from(frame.0);
+    }
+    frames
+}
+
+impl Delivery {
+    /// The payload that the record refers to, to be fetched; `None` when it carries its value itself or none.
+    pub fn payload(&self, client: &crate::Client) -> Option<Payload> {
+        match &self.record.value {
+            refstream_types::Value::Reference(reference) => Some(client.payload(reference).of(self)),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,9 +1,52 @@
 //! Uploading payloads.
+//!
+//! One pass over a payload's bytes computes its BLAKE3, compresses where a sample shows that it pays, and sums what will be stored
+//! (CRC32C of each MiB, from which the sums of parts and of the whole follow). What happens next depends on the stored size:
+//!
+//! * **Small** (below `pack_below`): the bytes join the pack that is open. A pack is one object with a footer that lists its blobs. It is
+//!   stored when it is full or its first blob has lingered; then all uploads that wait for it have their receipts. An empty payload is an
+//!   empty range of a pack (with `pack_below` = 0: an empty object).
+//! * **Medium**: one PUT.
+//! * **Large** (at least two parts): parts, in parallel, within the memory limit.
+//!
+//! An object over 1 MiB that holds one blob gets a sidecar with the CRC32C of each stored MiB, so that ranges can be verified.
+//!
+//! **Order of writes**: object and sidecar are both durable before there is a receipt, and only a receipt makes a reference. Keys are
+//! random and used once, so a retry writes the same bytes to the same key. **A crash** at any point leaves objects that nothing refers to;
+//! garbage collection removes them. A failed multipart upload is aborted.
+
+mod encode;
+mod large;
+mod pack;
+mod source;
+mod store;
+
+pub(crate) use encode::{Prepared, prepare};
+pub(crate) use pack::PackState;
+pub(crate) use source::{OpenFile, is_compressed_type};
 
 use crate::UploadError;
 use bytes::Bytes;
-use refstream_types::Reference;
-use std::path::PathBuf;
+use large::Content;
+use pack::Packer;
+use refstream_filer_adapter::{Attributes, BlobStore, Runtime};
+use refstream_format::blocks::BLOCK_BYTES;
+use refstream_types::{Key, Layout, Reference, StoreName, TopicFolder};
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Payloads up to this size are encoded where they are; larger ones on a thread that may block.
+const ENCODE_INLINE: usize = 64 << 10;
+/// The smallest part of a multipart upload.
+const MIN_PART_BYTES: u64 = 5 << 20;
+/// Bytes that are read from a stream at once.
+const READ_BYTES: usize = 1 << 20;
 
 /// Proof that a payload is durable; the only thing from which a record with a reference can be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,13 +78,13 @@ pub enum Source {
 /// How to upload.
 #[derive(Clone, Debug)]
 pub struct UploadOptions {
-    /// Payloads below this many bytes share packs. 0: every payload is an object of its own.
+    /// Payloads below this many stored bytes share packs; at most 1 MiB counts. 0: every payload is an object of its own.
     pub pack_below: u64,
     /// A pack is stored when it has this many bytes.
     pub pack_bytes: u64,
     /// A pack is stored when its first payload has waited this long.
     pub pack_linger: std::time::Duration,
-    /// Payloads of at least this many bytes are uploaded in parts of at least this size.
+    /// Payloads of at least twice this many bytes are uploaded in parts of at least this size (5 MiB or more).
     pub part_bytes: u64,
     /// Requests to the store at once, all payloads together.
     pub concurrency: usize,
@@ -67,20 +110,92 @@ impl Default for UploadOptions {
 
 /// Uploads payloads of one topic. Cheap to clone; clones share packs, memory and connections.
 #[derive(Clone, Debug)]
-pub struct Uploader {}
+pub struct Uploader {
+    inner: Arc<Inner>,
+}
 
-#[allow(unused_variables)]
+/// What was stored so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct StoredTotals {
+    pub(crate) objects: u64,
+    pub(crate) bytes: u64,
+}
+
+#[derive(Debug)]
+struct Inner {
+    name: StoreName,
+    store: Arc<dyn BlobStore>,
+    layout: Layout,
+    folder: TopicFolder,
+    runtime: Arc<dyn Runtime>,
+    options: UploadOptions,
+    memory: Arc<Semaphore>,
+    requests: Arc<Semaphore>,
+    packer: Packer,
+    objects: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Inner {
+    fn new_key(&self) -> Key {
+        self.layout.payload(&self.folder, self.runtime.token())
+    }
+    /// Waits for room for this many bytes; more than there can ever be means all of it.
+    async fn room(&self, bytes: u64) -> OwnedSemaphorePermit {
+        let bytes = bytes.min(self.options.memory as u64).max(1) as u32;
+        match Arc::clone(&self.memory).acquire_many_owned(bytes).await {
+            Ok(room) => room,
+            Err(_) => unreachable!("the semaphore is never closed"),
+        }
+    }
+    fn is_small(&self, stored: u64) -> bool {
+        stored < self.options.pack_below
+    }
+    fn is_large(&self, content: u64) -> bool {
+        content >= 2 * self.options.part_bytes
+    }
+    fn note_stored(&self, bytes: u64) {
+        self.objects.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
 impl Uploader {
     pub(crate) fn new(
-        name: refstream_types::StoreName,
-        store: std::sync::Arc<dyn refstream_filer_adapter::BlobStore>,
-        layout: refstream_types::Layout,
-        folder: refstream_types::TopicFolder,
-        runtime: std::sync::Arc<dyn refstream_filer_adapter::Runtime>,
+        name: StoreName,
+        store: Arc<dyn BlobStore>,
+        layout: Layout,
+        folder: TopicFolder,
+        runtime: Arc<dyn Runtime>,
         options: UploadOptions,
     ) -> Self {
-        todo!()
+        let memory = options.memory.clamp(READ_BYTES, u32::MAX as usize);
+        let part_bytes = options.part_bytes.max(MIN_PART_BYTES).next_multiple_of(BLOCK_BYTES);
+        let options = UploadOptions {
+            pack_below: options.pack_below.min(BLOCK_BYTES),
+            pack_bytes: options.pack_bytes.clamp(1, memory as u64 / 2),
+            part_bytes: part_bytes.min((memory as u64 / 2).max(MIN_PART_BYTES).next_multiple_of(BLOCK_BYTES)),
+            concurrency: options.concurrency.max(1),
+            memory,
+            ..options
+        };
+        Self {
+            inner: Arc::new(Inner {
+                name,
+                store,
+                layout,
+                folder,
+                runtime,
+                memory: Arc::new(Semaphore::new(memory)),
+                requests: Arc::new(Semaphore::new(options.concurrency)),
+                packer: Packer::default(),
+                objects: AtomicU64::new(0),
+                bytes: AtomicU64::new(0),
+                options,
+            }),
+        }
     }
+
     /// Stores a payload in one pass over its bytes. Waits while memory or requests are at their limit. `name` is kept in a
     /// pack's footer.
     ///
@@ -92,13 +207,110 @@ impl Uploader {
         content_type: Option<String>,
         name: Option<String>,
     ) -> Result<Receipt, UploadError> {
-        todo!()
+        let inner = &self.inner;
+        let compression = inner.options.compression.filter(|_| !is_compressed_type(content_type.as_deref()));
+        match source {
+            Source::Bytes(bytes) if inner.is_large(bytes.len() as u64) => {
+                let size = Some(bytes.len() as u64);
+                large::upload(inner, Content::memory(bytes), size, None, compression, content_type).await
+            }
+            Source::Bytes(bytes) => {
+                let room = inner.room(bytes.len() as u64).await;
+                let prepared = match bytes.len() {
+                    0..=ENCODE_INLINE => prepare(vec![bytes], compression),
+                    _ => blocking(move || prepare(vec![bytes], compression)).await?,
+                };
+                self.store_whole(prepared, room, content_type, name).await
+            }
+            Source::File(path) => {
+                let file = blocking(move || OpenFile::open(&path)).await??;
+                if inner.is_large(file.size()) {
+                    let size = Some(file.size());
+                    return large::upload(inner, Content::file(file), size, None, compression, content_type).await;
+                }
+                let room = inner.room(file.size()).await;
+                let prepared =
+                    blocking(move || Ok::<_, UploadError>(prepare(file.read_whole()?, compression))).await??;
+                self.store_whole(prepared, room, content_type, name).await
+            }
+            Source::Reader(mut reader) => {
+                // The length is not known: there is room for a payload that is not large, and for the start of one that is.
+                let most = (2 * inner.options.part_bytes).min(inner.options.memory as u64);
+                let room = inner.room(most).await;
+                let (pieces, ended) = source::read_up_to(&mut reader, most).await?;
+                if !ended {
+                    let first = Some((pieces, room));
+                    return large::upload(inner, Content::stream(reader), None, first, compression, content_type).await;
+                }
+                let prepared = blocking(move || prepare(pieces, compression)).await?;
+                self.store_whole(prepared, room, content_type, name).await
+            }
+        }
     }
+
+    /// Stores a payload whose stored bytes are in memory.
+    pub(crate) async fn store_whole(
+        &self,
+        prepared: Prepared,
+        room: OwnedSemaphorePermit,
+        content_type: Option<String>,
+        name: Option<String>,
+    ) -> Result<Receipt, UploadError> {
+        let inner = &self.inner;
+        if inner.is_small(prepared.size) {
+            let stored = crate::payload::joined(prepared.stored.clone());
+            let (pack, offset) = pack::add(inner, &stored, prepared.pack_entry(name), Some(room));
+            pack.durable().await?;
+            return Ok(Receipt { reference: prepared.reference(&inner.name, pack.key(), Some(offset), content_type) });
+        }
+        let key = inner.new_key();
+        let sidecar = store::put_sidecar(inner, &key, prepared.size, &prepared.blocks);
+        let attributes = Attributes { content_type: prepared.stored_type(content_type.as_deref()) };
+        let object = store::put(inner, &key, prepared.stored.clone(), prepared.checksum, &attributes);
+        futures::try_join!(object, sidecar)?;
+        drop(room);
+        Ok(Receipt { reference: prepared.reference(&inner.name, &key, None, content_type) })
+    }
+
     /// Stores packs that are waiting for more payloads now.
     ///
     /// # Errors
     /// When the store refuses; the uploads concerned get the error too.
     pub async fn flush(&self) -> Result<(), UploadError> {
-        todo!()
+        pack::flush(&self.inner).await
+    }
+
+    /// Room for this many payload bytes.
+    pub(crate) async fn room(&self, bytes: u64) -> OwnedSemaphorePermit {
+        self.inner.room(bytes).await
+    }
+    /// Puts small blobs, whose stored bytes are ranges of `stored`, into packs. Returns the pack of each, and where in it.
+    pub(crate) fn pack_all(
+        &self,
+        stored: &[u8],
+        blobs: impl Iterator<Item = (std::ops::Range<usize>, refstream_format::pack::PackEntry)>,
+        room: OwnedSemaphorePermit,
+    ) -> Vec<(Arc<PackState>, u64)> {
+        pack::add_all(&self.inner, stored, blobs, room)
+    }
+    pub(crate) fn store_name(&self) -> &StoreName {
+        &self.inner.name
+    }
+    pub(crate) fn options(&self) -> &UploadOptions {
+        &self.inner.options
+    }
+    pub(crate) fn totals(&self) -> StoredTotals {
+        StoredTotals {
+            objects: self.inner.objects.load(Ordering::Relaxed),
+            bytes: self.inner.bytes.load(Ordering::Relaxed),
+        }
     }
 }
+
+/// Runs on a thread that may block.
+pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, UploadError> {
+    tokio::task::spawn_blocking(work).await.map_err(|_| UploadError::Interrupted(crate::Interrupted))
+}
+
+#[cfg(test)]
+mod tests;

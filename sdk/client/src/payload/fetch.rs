@@ -1,0 +1,186 @@
+//! Reading an object's bytes, unverified, with patience.
+
+use crate::{DamagedObject, FetchError, FetchedObject, backoff::Backoff};
+use bytes::{Bytes, BytesMut};
+use futures::StreamExt;
+use refstream_filer_adapter::{BlobStore, ByteStream, GetOptions, Runtime, StoreError, StoreErrorKind};
+use refstream_types::{ByteRange, Layout, Reference};
+use std::{fmt::Display, time::Duration};
+
+/// How long a store that does not answer is asked again.
+const RETRY_FOR: Duration = Duration::from_secs(60);
+
+/// The object of a reference.
+pub(super) struct Object<'a> {
+    pub(super) store: &'a dyn BlobStore,
+    pub(super) runtime: &'a dyn Runtime,
+    pub(super) reference: &'a Reference,
+    pub(super) object: &'a FetchedObject,
+}
+
+impl<'a> Object<'a> {
+    pub(super) fn damaged(&self, what: &str, expected: impl Display, actual: impl Display) -> FetchError {
+        FetchError::Damaged(Box::new(DamagedObject {
+            object: self.object.clone(),
+            what: what.to_owned(),
+            expected: expected.to_string(),
+            actual: actual.to_string(),
+        }))
+    }
+    pub(super) fn failed(&self, error: StoreError) -> FetchError {
+        FetchError::of_store(self.object, error)
+    }
+
+    /// Bytes `range` of the object.
+    pub(super) async fn read(&self, range: ByteRange) -> Result<Bytes, FetchError> {
+        let mut stream = self.stream(range);
+        let mut pieces = Vec::new();
+        while let Some(piece) = stream.next().await? {
+            pieces.push(piece);
+        }
+        Ok(super::joined(pieces))
+    }
+
+    /// Bytes `range` of the object, as they arrive.
+    pub(super) fn stream(&self, range: ByteRange) -> RangeStream<'_, 'a> {
+        RangeStream {
+            object: self,
+            left: range,
+            body: None,
+            kept: BytesMut::new(),
+            patience: Patience::new(self.runtime),
+        }
+    }
+
+    /// The sidecar's bytes; `None` when there is none.
+    pub(super) async fn sidecar(&self) -> Result<Option<Bytes>, FetchError> {
+        let key = Layout::blocks(&self.reference.key);
+        let mut patience = Patience::new(self.runtime);
+        loop {
+            let error = match self.sidecar_once(&key).await {
+                Ok(bytes) => return Ok(Some(bytes)),
+                Err(error) if error.is_not_found() => return Ok(None),
+                Err(error) => error,
+            };
+            patience.wait(error).await.map_err(|error| self.failed(error))?;
+        }
+    }
+
+    async fn sidecar_once(&self, key: &refstream_types::Key) -> Result<Bytes, StoreError> {
+        let mut body = self.store.get(key, &GetOptions::default()).await?.body;
+        let mut pieces = Vec::new();
+        while let Some(piece) = body.next().await {
+            pieces.push(piece?);
+        }
+        Ok(super::joined(pieces))
+    }
+}
+
+/// Waits between attempts until time is up.
+struct Patience<'a> {
+    runtime: &'a dyn Runtime,
+    backoff: Backoff,
+    since: Duration,
+}
+
+impl<'a> Patience<'a> {
+    fn new(runtime: &'a dyn Runtime) -> Self {
+        Self { runtime, backoff: Backoff::new(), since: runtime.now() }
+    }
+    fn progress(&mut self) {
+        self.backoff.reset();
+        self.since = self.runtime.now();
+    }
+    /// Waits, or gives the error back when waiting does not help.
+    async fn wait(&mut self, error: StoreError) -> Result<(), StoreError> {
+        let mut delay = self.backoff.next(self.runtime);
+        if let StoreErrorKind::Throttled(Some(asked)) = error.kind {
+            delay = delay.max(asked);
+        }
+        if !error.is_retryable() || self.runtime.now() - self.since + delay > RETRY_FOR {
+            return Err(error);
+        }
+        self.runtime.sleep(delay).await;
+        Ok(())
+    }
+}
+
+/// Bytes of a range. An interrupted answer is asked for again from where it broke off.
+pub(super) struct RangeStream<'o, 'a> {
+    object: &'o Object<'a>,
+    left: ByteRange,
+    body: Option<ByteStream>,
+    /// Bytes that arrived and were not taken.
+    kept: BytesMut,
+    patience: Patience<'a>,
+}
+
+impl RangeStream<'_, '_> {
+    /// The next bytes as they arrive; `None` at the end of the range. An object that ends within the range is damaged.
+    pub(super) async fn next(&mut self) -> Result<Option<Bytes>, FetchError> {
+        if !self.kept.is_empty() {
+            return Ok(Some(self.kept.split().freeze()));
+        }
+        while self.left.length > 0 {
+            let error = match self.step().await {
+                Ok(Some(mut piece)) => {
+                    piece.truncate(usize::try_from(self.left.length).unwrap_or(usize::MAX));
+                    self.left.offset += piece.len() as u64;
+                    self.left.length -= piece.len() as u64;
+                    self.patience.progress();
+                    return Ok(Some(piece));
+                }
+                Ok(None) => {
+                    let end = self.left.offset + self.left.length;
+                    let what = "its size";
+                    return Err(self.object.damaged(
+                        what,
+                        format!("at least {end} bytes"),
+                        format!("{} bytes", self.left.offset),
+                    ));
+                }
+                Err(error) => error,
+            };
+            self.body = None;
+            self.patience.wait(error).await.map_err(|error| self.object.failed(error))?;
+        }
+        Ok(None)
+    }
+
+    async fn step(&mut self) -> Result<Option<Bytes>, StoreError> {
+        if self.body.is_none() {
+            let reference = self.object.reference;
+            let options =
+                GetOptions { range: Some(self.left), etag: reference.etag.clone(), version: reference.version.clone() };
+            let found = self.object.store.get(&reference.key, &options).await?;
+            if found.meta.size < self.left.offset + self.left.length {
+                self.left.offset = found.meta.size.max(self.left.offset);
+                return Ok(None);
+            }
+            self.body = Some(found.body);
+        }
+        let Some(body) = &mut self.body else { return Ok(None) };
+        loop {
+            match body.next().await {
+                Some(Ok(piece)) if piece.is_empty() => {}
+                Some(piece) => return piece.map(Some),
+                None => return Ok(None),
+            }
+        }
+    }
+
+    /// The next `bytes` bytes, or fewer at the end of the range; `None` when nothing is left.
+    pub(super) async fn take_up_to(&mut self, bytes: usize) -> Result<Option<Bytes>, FetchError> {
+        let mut taken = std::mem::take(&mut self.kept);
+        while taken.len() < bytes {
+            match self.next().await? {
+                Some(piece) => taken.extend_from_slice(&piece),
+                None => break,
+            }
+        }
+        if taken.len() > bytes {
+            self.kept = taken.split_off(bytes);
+        }
+        Ok(Some(taken.freeze()).filter(|taken| !taken.is_empty()))
+    }
+}

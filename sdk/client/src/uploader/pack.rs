@@ -1,0 +1,183 @@
+//! Packs: many small blobs in one object.
+
+use super::{Inner, store};
+use crate::{Interrupted, UploadError};
+use bytes::Bytes;
+use refstream_filer_adapter::Attributes;
+use refstream_format::pack::{MAX_PACK_BLOBS, PackEntry, PackFooter};
+use refstream_types::Key;
+use std::{
+    ops::Range,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+};
+use tokio::sync::{Notify, OwnedSemaphorePermit};
+
+/// The MIME type of packs.
+const PACK_TYPE: &str = "application/vnd.refstream.pack";
+
+/// A pack's fate, which all its blobs share.
+#[derive(Debug)]
+pub(crate) struct PackState {
+    key: Key,
+    outcome: OnceLock<Result<(), UploadError>>,
+    wake: Notify,
+}
+
+impl PackState {
+    /// The pack's object.
+    pub(crate) fn key(&self) -> &Key {
+        &self.key
+    }
+    fn decide(&self, outcome: Result<(), UploadError>) {
+        if self.outcome.set(outcome).is_ok() {
+            self.wake.notify_waiters();
+        }
+    }
+    /// Waits until the pack is durable.
+    pub(crate) async fn durable(&self) -> Result<(), UploadError> {
+        loop {
+            let wake = self.wake.notified();
+            tokio::pin!(wake);
+            wake.as_mut().enable();
+            if let Some(outcome) = self.outcome.get() {
+                return outcome.clone();
+            }
+            wake.await;
+        }
+    }
+}
+
+/// Decides a pack whose task ended in any other way.
+struct Decision(Arc<PackState>);
+
+impl Drop for Decision {
+    fn drop(&mut self) {
+        self.0.decide(Err(UploadError::Interrupted(Interrupted)));
+    }
+}
+
+/// A pack that takes blobs.
+#[derive(Debug)]
+struct OpenPack {
+    state: Arc<PackState>,
+    stored: Vec<u8>,
+    entries: Vec<PackEntry>,
+    room: Option<OwnedSemaphorePermit>,
+}
+
+/// The pack that is open, and those on their way.
+#[derive(Debug, Default)]
+pub(super) struct Packer {
+    open: Mutex<Option<OpenPack>>,
+    under_way: Mutex<Vec<Arc<PackState>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Adds one blob; returns its pack and where in it.
+pub(super) fn add(
+    inner: &Arc<Inner>,
+    stored: &[u8],
+    entry: PackEntry,
+    room: Option<OwnedSemaphorePermit>,
+) -> (Arc<PackState>, u64) {
+    let mut open = lock(&inner.packer.open);
+    add_to(inner, &mut open, stored, entry, room)
+}
+
+/// Adds blobs whose stored bytes are ranges of `stored`.
+pub(super) fn add_all(
+    inner: &Arc<Inner>,
+    stored: &[u8],
+    blobs: impl Iterator<Item = (Range<usize>, PackEntry)>,
+    room: OwnedSemaphorePermit,
+) -> Vec<(Arc<PackState>, u64)> {
+    let mut open = lock(&inner.packer.open);
+    let mut room = Some(room);
+    // The room of all blobs belongs to the first one's pack; the others' packs are stored soon after it.
+    blobs.map(|(range, entry)| add_to(inner, &mut open, &stored[range], entry, room.take())).collect()
+}
+
+fn add_to(
+    inner: &Arc<Inner>,
+    open: &mut Option<OpenPack>,
+    stored: &[u8],
+    entry: PackEntry,
+    room: Option<OwnedSemaphorePermit>,
+) -> (Arc<PackState>, u64) {
+    let full = |pack: &OpenPack| {
+        pack.entries.len() >= MAX_PACK_BLOBS
+            || (pack.stored.len() + stored.len()) as u64 > inner.options.pack_bytes && !pack.entries.is_empty()
+    };
+    if let Some(pack) = open.take_if(|pack| full(pack)) {
+        close(inner, pack);
+    }
+    let pack = open.get_or_insert_with(|| start(inner));
+    let offset = pack.stored.len() as u64;
+    pack.stored.extend_from_slice(stored);
+    pack.entries.push(PackEntry { offset, ..entry });
+    match (&mut pack.room, room) {
+        (Some(held), Some(room)) => held.merge(room),
+        (held @ None, room) => *held = room,
+        (Some(_), None) => {}
+    }
+    let place = (Arc::clone(&pack.state), offset);
+    if pack.stored.len() as u64 >= inner.options.pack_bytes
+        && let Some(pack) = open.take()
+    {
+        close(inner, pack);
+    }
+    place
+}
+
+/// Opens a pack and sees to it that it is stored once it has lingered.
+fn start(inner: &Arc<Inner>) -> OpenPack {
+    let state = Arc::new(PackState { key: inner.new_key(), outcome: OnceLock::new(), wake: Notify::new() });
+    let (inner, mine) = (Arc::clone(inner), Arc::clone(&state));
+    tokio::spawn(async move {
+        inner.runtime.sleep(inner.options.pack_linger).await;
+        let lingered = lock(&inner.packer.open).take_if(|pack| Arc::ptr_eq(&pack.state, &mine));
+        if let Some(pack) = lingered {
+            close(&inner, pack);
+        }
+    });
+    OpenPack { state, stored: Vec::new(), entries: Vec::new(), room: None }
+}
+
+/// Stores a pack that takes no more blobs.
+fn close(inner: &Arc<Inner>, pack: OpenPack) {
+    let OpenPack { state, stored, entries, room } = pack;
+    lock(&inner.packer.under_way).push(Arc::clone(&state));
+    let inner = Arc::clone(inner);
+    let decision = Decision(Arc::clone(&state));
+    tokio::spawn(async move {
+        let footer = PackFooter { entries }.encode();
+        let body = vec![Bytes::from(stored), Bytes::from(footer)];
+        let mut sum = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
+        for piece in &body {
+            sum.update(piece);
+        }
+        let checksum = refstream_types::Crc32c(sum.finalize() as u32);
+        let attributes = Attributes { content_type: Some(PACK_TYPE.to_owned()) };
+        let outcome = store::put(&inner, &state.key, body, checksum, &attributes).await;
+        drop(room);
+        lock(&inner.packer.under_way).retain(|other| !Arc::ptr_eq(other, &state));
+        decision.0.decide(outcome);
+    });
+}
+
+/// Stores the open pack now and waits for those on their way.
+pub(super) async fn flush(inner: &Arc<Inner>) -> Result<(), UploadError> {
+    let open = lock(&inner.packer.open).take();
+    if let Some(pack) = open {
+        close(inner, pack);
+    }
+    let under_way = lock(&inner.packer.under_way).clone();
+    let mut outcome = Ok(());
+    for state in under_way {
+        outcome = outcome.and(state.durable().await);
+    }
+    outcome
+}

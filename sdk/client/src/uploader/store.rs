@@ -1,0 +1,77 @@
+//! Requests to the store, repeated while that can help.
+
+use super::Inner;
+use crate::{NotStored, UploadError, backoff::Backoff};
+use bytes::Bytes;
+use refstream_filer_adapter::{Attributes, CreateError, StoreError, StoreErrorKind};
+use refstream_format::blocks::{BLOCK_BYTES, Blocks};
+use refstream_types::{Crc32c, Key, Layout};
+use std::{future::Future, time::Duration};
+
+/// How long a request is repeated while the store is unavailable.
+const RETRY_FOR: Duration = Duration::from_secs(300);
+/// How long a request is repeated while the store is full.
+const RETRY_FULL_FOR: Duration = Duration::from_secs(10);
+
+/// Repeats a request whose repetition is harmless until it succeeds, fails for good, or time is up.
+pub(super) async fn repeat<T, Attempt: Future<Output = Result<T, CreateError>>>(
+    inner: &Inner,
+    key: &Key,
+    mut request: impl FnMut() -> Attempt,
+) -> Result<T, UploadError> {
+    let start = inner.runtime.now();
+    let mut backoff = Backoff::new();
+    loop {
+        let error = match request().await {
+            Ok(done) => return Ok(done),
+            Err(error) => error,
+        };
+        let mut delay = backoff.next(&*inner.runtime);
+        if let StoreErrorKind::Throttled(Some(asked)) = error.error().kind {
+            delay = delay.max(asked);
+        }
+        let limit = match error.error().kind {
+            StoreErrorKind::NoSpace => RETRY_FULL_FOR,
+            _ => RETRY_FOR,
+        };
+        let tried_for = inner.runtime.now() - start;
+        if !error.error().is_retryable() || tried_for + delay > limit {
+            let failed = NotStored::of_create(&inner.name, key, tried_for, error);
+            return Err(UploadError::NotStored(Box::new(failed)));
+        }
+        inner.runtime.sleep(delay).await;
+    }
+}
+
+/// As a create that certainly left no object.
+pub(super) fn harmless(error: StoreError) -> CreateError {
+    CreateError::DidNotHappen(error)
+}
+
+/// Stores an object.
+pub(super) async fn put(
+    inner: &Inner,
+    key: &Key,
+    body: Vec<Bytes>,
+    checksum: Crc32c,
+    attributes: &Attributes,
+) -> Result<(), UploadError> {
+    let size = body.iter().map(|piece| piece.len() as u64).sum();
+    repeat(inner, key, || async {
+        let _turn = inner.requests.acquire().await;
+        inner.store.put(key, body.clone(), checksum, attributes).await
+    })
+    .await?;
+    inner.note_stored(size);
+    Ok(())
+}
+
+/// Stores the sums of a blob's blocks, when it has more than one.
+pub(super) async fn put_sidecar(inner: &Inner, key: &Key, size: u64, blocks: &[Crc32c]) -> Result<(), UploadError> {
+    if size <= BLOCK_BYTES {
+        return Ok(());
+    }
+    let bytes = Bytes::from(Blocks { size, checksums: blocks.to_vec() }.encode());
+    let checksum = refstream_format::crc32c(&bytes);
+    put(inner, &Layout::blocks(key), vec![bytes], checksum, &Attributes::default()).await
+}
