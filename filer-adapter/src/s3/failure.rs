@@ -1,0 +1,107 @@
+//! What the SDK's errors mean.
+
+use super::Shared;
+use crate::{CreateError, StoreError, StoreErrorKind};
+use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
+use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
+use refstream_types::Key;
+use std::{error::Error, time::Duration};
+
+/// A failed request.
+#[derive(Debug)]
+pub(super) struct Failed {
+    pub(super) error: StoreError,
+    /// It may have taken effect.
+    pub(super) happened: bool,
+    /// The answer's status, where there was one.
+    pub(super) status: Option<u16>,
+}
+
+impl From<Failed> for CreateError {
+    fn from(failed: Failed) -> Self {
+        if failed.happened { Self::MayHaveHappened(failed.error) } else { Self::DidNotHappen(failed.error) }
+    }
+}
+
+/// An error with its causes, as one line.
+pub(super) fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        let more = source.to_string();
+        if !text.contains(&more) {
+            text.push_str(": ");
+            text.push_str(&more);
+        }
+        next = source.source();
+    }
+    text
+}
+
+/// A store that says how long to wait is believed, within reason.
+pub(super) fn patience(failed: &Failed, wait: Option<Duration>) -> Option<Duration> {
+    match failed.error.kind {
+        StoreErrorKind::Throttled(Some(asked)) => wait.map(|wait| wait.max(asked.min(Duration::from_secs(30)))),
+        _ => wait,
+    }
+}
+
+impl Shared {
+    pub(super) fn failed<E>(
+        &self,
+        operation: &'static str,
+        key: Option<&Key>,
+        error: SdkError<E, HttpResponse>,
+    ) -> Failed
+    where
+        E: ProvideErrorMetadata + Error + Send + Sync + 'static,
+    {
+        let status = error.raw_response().map(|response| response.status().as_u16());
+        let retry_after = error
+            .raw_response()
+            .and_then(|response| response.headers().get("retry-after"))
+            .and_then(|text| text.parse().ok())
+            .map(Duration::from_secs);
+        let (kind, happened, message) = match &error {
+            SdkError::ConstructionFailure(_) => (StoreErrorKind::Invalid, false, chain(&error)),
+            SdkError::DispatchFailure(failure) if failure.is_user() => (StoreErrorKind::Invalid, false, chain(&error)),
+            // Without credentials nothing was sent.
+            SdkError::DispatchFailure(failure) if failure.is_other() && !failure.is_io() => {
+                (StoreErrorKind::AccessDenied, false, chain(&error))
+            }
+            SdkError::ServiceError(service) => {
+                let code = service.err().code().unwrap_or_default();
+                let said = service.err().message().unwrap_or_default();
+                let status = status.unwrap_or_default();
+                let kind = classify(status, code, retry_after);
+                // A clear refusal changes nothing; a 409 or 5xx may have been applied.
+                let happened = !(400..500).contains(&status) || status == 409 || status == 408;
+                (kind, happened, format!("{status} {code} {said}").trim_end().to_owned())
+            }
+            _ => (StoreErrorKind::Unavailable, true, chain(&error)),
+        };
+        let error = StoreError { kind, operation, store: self.name.to_string(), key: key.cloned(), message };
+        Failed { error, happened, status }
+    }
+}
+
+fn classify(status: u16, code: &str, retry_after: Option<Duration>) -> StoreErrorKind {
+    match (status, code) {
+        (_, "NoSuchBucket") => StoreErrorKind::NoSuchStore,
+        (_, "SlowDown" | "RequestLimitExceeded" | "Throttling" | "ThrottlingException") | (429 | 503, _) => {
+            StoreErrorKind::Throttled(retry_after)
+        }
+        (507, _) | (_, "XMinioStorageFull" | "InsufficientStorage" | "QuotaExceeded") => StoreErrorKind::NoSpace,
+        (_, "BadDigest" | "InvalidDigest" | "XAmzContentChecksumMismatch" | "XAmzContentSHA256Mismatch") => {
+            StoreErrorKind::Corrupt
+        }
+        (404, _) | (_, "NoSuchKey" | "NoSuchUpload" | "NotFound" | "NoSuchVersion") => StoreErrorKind::NotFound,
+        (412, _) => StoreErrorKind::Changed,
+        (401 | 403, _) => StoreErrorKind::AccessDenied,
+        (408 | 409, _) => StoreErrorKind::Unavailable,
+        (_, "RequestTimeout") | (500.., _) => StoreErrorKind::Unavailable,
+        // A 200 whose body is an error.
+        (..300, _) => StoreErrorKind::Unavailable,
+        _ => StoreErrorKind::Invalid,
+    }
+}
