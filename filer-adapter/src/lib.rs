@@ -7,6 +7,7 @@
 #![warn(missing_docs)]
 
 pub mod chain;
+mod checksum;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 #[cfg(feature = "embedded")]
@@ -20,6 +21,7 @@ mod runtime;
 pub mod s3;
 mod store;
 
+pub use checksum::crc32c;
 pub use error::{CreateError, StoreError, StoreErrorKind};
 pub use runtime::{Runtime, TokioRuntime};
 pub use store::{

@@ -18,7 +18,7 @@
 
 use crate::{Epoch, PartitionRange, SegmentNumber, Slot, Timestamp, Token, TopicId, TopicName, Version};
 use serde::{Deserialize, Serialize};
-use std::{fmt, str::FromStr};
+use std::{borrow::Borrow, fmt, str::FromStr};
 use thiserror::Error;
 
 /// The longest key, in bytes; S3's limit.
@@ -84,6 +84,12 @@ impl TryFrom<String> for Key {
 impl From<Key> for String {
     fn from(key: Key) -> String {
         key.0.into()
+    }
+}
+
+impl Borrow<str> for Key {
+    fn borrow(&self) -> &str {
+        &self.0
     }
 }
 
