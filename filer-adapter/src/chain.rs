@@ -272,20 +272,20 @@ async fn numbers(filer: &dyn Filer, prefix: &str, below: Option<u64>) -> Result<
     }
 }
 
-/// Raises the boundary to `number`, then deletes every lower number, ascending. Returns how many objects went.
+/// Raises the boundary to `number`, then deletes every lower number, ascending. Returns how many deletes were made.
 ///
 /// A crash after the boundary was raised leaves objects below it, which nobody trusts; calling again deletes them.
 ///
 /// # Errors
 /// When the store did not say; calling again goes on. When `number` does not exist: the newest object must stay.
 pub async fn free_below(filer: &dyn Filer, layout: &Layout, chain: &Chain, number: u64) -> Result<u64, StoreError> {
-    if !present(filer, layout, chain, number).await? {
+    let prefix = layout.boundary_prefix(chain);
+    let old = boundary(filer, layout, chain).await?;
+    if number > old && !present(filer, layout, chain, number).await? {
         let message = "the lowest number to keep does not exist";
         let kind = StoreErrorKind::Invalid;
         return Err(StoreError { kind, operation: "free", ..undecided(&layout.link(chain, number), message) });
     }
-    let prefix = layout.boundary_prefix(chain);
-    let old = boundary(filer, layout, chain).await?;
     let now = old.max(number);
     if now > old {
         let name = Bytes::from(now.to_string());
