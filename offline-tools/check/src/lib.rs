@@ -32,7 +32,9 @@ pub struct Verification {
     pub references: u64,
     /// Payload bytes hashed (deep only).
     pub bytes: u64,
-    /// What is wrong.
+    /// How many findings there are in all.
+    pub wrong: u64,
+    /// What is wrong: the first 10,000 findings.
     pub findings: Vec<Finding>,
 }
 

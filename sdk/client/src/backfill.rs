@@ -5,8 +5,8 @@ use refstream_types::StoreName;
 use serde::Serialize;
 use std::path::PathBuf;
 
-/// What to backfill.
-#[derive(Clone, Debug)]
+/// What to backfill. The default is nothing: give at least one path.
+#[derive(Clone, Debug, Default)]
 pub struct BackfillOptions {
     /// Files and folders; folders are walked. Symbolic links are not followed.
     pub paths: Vec<PathBuf>,
@@ -24,6 +24,10 @@ pub struct BackfillOptions {
     pub store: Option<StoreName>,
     /// Attributes of every record.
     pub attributes: Vec<(String, String)>,
+    /// End the walk after this many files.
+    pub max_files: Option<u64>,
+    /// End the walk before the file that would exceed this many bytes in all.
+    pub max_bytes: Option<u64>,
 }
 
 /// A file that was not backfilled.
