@@ -415,25 +415,3 @@ pub struct Status {
     /// Since when the oldest operation is unanswered or failing, and what the store said last.
     pub stuck: Option<(Duration, String)>,
 }
-
-/// One broker.
-#[derive(Debug)]
-pub struct Broker {}
-
-impl Broker {
-    /// Begins to start: takes an epoch, reads the state, recovers, then serves.
-    pub fn start(settings: Settings, identity: Identity, now: Now, effects: &mut Vec<Effect>) -> Self {
-        let _ = (settings, identity, now, effects);
-        todo!()
-    }
-    /// Takes one input; appends what must follow to `effects`, to be carried out in order.
-    pub fn handle(&mut self, now: Now, input: Input, effects: &mut Vec<Effect>) {
-        let _ = (now, input, effects);
-        todo!()
-    }
-    /// How it is.
-    pub fn status(&self, now: Now) -> Status {
-        let _ = now;
-        todo!()
-    }
-}

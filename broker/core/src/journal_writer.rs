@@ -123,10 +123,6 @@ impl JournalWriter {
     pub(crate) fn released(&self) -> Slot {
         self.released
     }
-    /// The last slot that was placed.
-    pub(crate) fn last_placed(&self) -> Slot {
-        Slot(self.next.0 - 1)
-    }
     /// Slots placed and not committed.
     pub(crate) fn in_flight(&self) -> usize {
         self.flights.values().filter(|f| f.committed.is_none()).count()

@@ -82,8 +82,8 @@ impl Lanes {
 
     /// Takes out the parked batches that `chosen` wants.
     pub(crate) fn take_parked(&mut self, chosen: impl Fn(&Queued) -> bool) -> Vec<Queued> {
-        let (taken, kept) = std::mem::take(&mut self.parked).into_iter().partition(|q| chosen(q));
-        self.parked = kept;
+        let (taken, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut self.parked).into_iter().partition(chosen);
+        self.parked = kept.into();
         taken
     }
 

@@ -1,21 +1,25 @@
-//! A segment's running state: next offsets, last append time, producers. A pure fold over the segment's journal entries, so that
-//! the broker that writes them and the one that reads them after a crash come to the same state.
+//! A segment's running state: next offsets, last append time, producers. It changes only when something is placed in a journal
+//! object, so that it always equals what a replay of the journal (`refstream_format::journal::Replay`) comes to.
 
 use crate::{
     interface::AppendError,
     producers::{Producers, Verdict},
 };
 use refstream_format::{
-    batch::BatchHeader,
-    journal::{PlacedBatch, RememberedBatch, SegmentState},
+    batch::{BatchHeader, EncodedBatch},
+    journal::{RememberedBatch, SegmentState},
 };
-use refstream_types::{Offset, PartitionId, PartitionRange, SegmentId, Timestamp};
+use refstream_types::{Offset, PartitionId, PartitionRange, SegmentId, Slot, Timestamp};
 use std::time::Duration;
 
 /// The running state of one segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Ledger {
     pub(crate) range: PartitionRange,
+    /// The slot of the `Adopt` entry.
+    pub(crate) adopted: Slot,
+    /// Encoded bytes of its batches.
+    pub(crate) bytes: u64,
     pub(crate) next_offsets: Vec<Offset>,
     pub(crate) last_append_time: Timestamp,
     pub(crate) producers: Producers,
@@ -29,20 +33,18 @@ pub(crate) struct Place {
 }
 
 impl Ledger {
-    /// A ledger that begins at these offsets, without producers.
-    pub(crate) fn new(range: PartitionRange, next_offsets: Vec<Offset>) -> Self {
+    /// Goes on from a state that stands in a journal.
+    pub(crate) fn new(state: &SegmentState, now: Duration, expiry: Duration) -> Self {
+        let mut producers = Producers::default();
+        producers.take_over(&state.producers, state.last_append_time, now, expiry);
         Self {
-            range,
-            next_offsets,
-            last_append_time: Timestamp::from_micros(i64::MIN),
-            producers: Producers::default(),
+            range: state.range,
+            adopted: state.adopted,
+            bytes: state.bytes,
+            next_offsets: state.next_offsets.clone(),
+            last_append_time: state.last_append_time,
+            producers,
         }
-    }
-
-    /// Carries on from a final state, for the partitions that both have.
-    pub(crate) fn carry_on(&mut self, state: &SegmentState, over: PartitionRange, now: Duration, expiry: Duration) {
-        self.last_append_time = self.last_append_time.max(state.last_append_time);
-        self.producers.take_over(&state.producers, over, state.last_append_time, now, expiry);
     }
 
     /// As it stands in journals.
@@ -50,6 +52,8 @@ impl Ledger {
         SegmentState {
             segment,
             range: self.range,
+            adopted: self.adopted,
+            bytes: self.bytes,
             next_offsets: self.next_offsets.clone(),
             last_append_time: self.last_append_time,
             producers: self.producers.states(),
@@ -73,10 +77,11 @@ impl Ledger {
     pub(crate) fn place(
         &mut self,
         partition: PartitionId,
-        header: &BatchHeader,
+        batch: &EncodedBatch,
         wall: Timestamp,
         producer_expires_at: Duration,
     ) -> Result<Place, AppendError> {
+        let header = batch.header();
         let append_time = self.append_time(wall);
         let next = self.range.index_of(partition).and_then(|at| self.next_offsets.get_mut(at));
         let next = next.ok_or(AppendError::NotServed(partition))?;
@@ -84,25 +89,11 @@ impl Ledger {
         let after = base_offset.checked_add(header.records.into());
         *next = after.ok_or(AppendError::Unavailable("the partition's offsets are exhausted"))?;
         self.last_append_time = append_time;
+        self.bytes += batch.bytes().len() as u64;
         if let Some(stamp) = header.producer {
             let batch = RememberedBatch { first: stamp.first, records: header.records, base_offset, append_time };
             self.producers.placed(partition, stamp, batch, producer_expires_at);
         }
         Ok(Place { base_offset, append_time })
-    }
-
-    /// Follows a batch that another broker placed; what is wrong when it does not fit.
-    pub(crate) fn follow(&mut self, placed: &PlacedBatch) -> Result<(), String> {
-        let header = placed.batch.header();
-        let place = self.place(placed.partition, &header, placed.append_time, Duration::ZERO);
-        let expected = Place { base_offset: placed.base_offset, append_time: placed.append_time };
-        match place {
-            Ok(place) if place == expected => Ok(()),
-            Ok(place) => Err(format!(
-                "segment {}, partition {}: a batch stands at offset {}, expected {}",
-                placed.segment, placed.partition, placed.base_offset, place.base_offset
-            )),
-            Err(error) => Err(format!("segment {}, partition {}: {error}", placed.segment, placed.partition)),
-        }
     }
 }

@@ -165,6 +165,12 @@ impl Operations {
         self.pauses.retain(|(_, op)| running.contains_key(op));
     }
 
+    /// An operation that serves such a purpose.
+    #[cfg(test)]
+    pub(crate) fn find(&self, purpose: impl Fn(Purpose) -> bool) -> Option<OpId> {
+        self.running.iter().find(|(_, operation)| purpose(operation.purpose)).map(|(op, _)| *op)
+    }
+
     /// When [`Operations::retry`] has something to do next.
     pub(crate) fn next_retry(&self) -> Option<Duration> {
         self.pauses.first().map(|(at, _)| *at)

@@ -6,7 +6,7 @@
 
 use crate::interface::AppendError;
 use refstream_format::journal::{MAX_IN_FLIGHT, ProducerState, RememberedBatch};
-use refstream_types::{Offset, PartitionId, PartitionRange, ProducerEpoch, ProducerId, ProducerStamp, Sequence, Timestamp};
+use refstream_types::{Offset, PartitionId, ProducerEpoch, ProducerId, ProducerStamp, Sequence, Timestamp};
 use std::{collections::BTreeMap, time::Duration};
 
 /// A producer that comes with a segment from an earlier broker is kept for at least this part of the expiry.
@@ -101,11 +101,6 @@ impl Producers {
         }
     }
 
-    /// How many there are.
-    pub(crate) fn len(&self) -> usize {
-        self.0.len()
-    }
-
     /// As they stand in journals, ascending.
     pub(crate) fn states(&self) -> Vec<ProducerState> {
         self.0
@@ -119,17 +114,10 @@ impl Producers {
             .collect()
     }
 
-    /// Takes over the producers of `range` from a journal. `last` is the last append time of their segment: how long they
+    /// Takes over producers from a journal. `last` is the last append time of their segment: how long they
     /// have been silent by the brokers' own stamps counts towards the expiry.
-    pub(crate) fn take_over(
-        &mut self,
-        states: &[ProducerState],
-        range: PartitionRange,
-        last: Timestamp,
-        now: Duration,
-        expiry: Duration,
-    ) {
-        for state in states.iter().filter(|state| range.contains(state.partition)) {
+    pub(crate) fn take_over(&mut self, states: &[ProducerState], last: Timestamp, now: Duration, expiry: Duration) {
+        for state in states {
             let heard = state.batches.last().map_or(last, |batch| batch.append_time);
             let silent = last.as_micros().saturating_sub(heard.as_micros());
             let silent = Duration::from_micros(u64::try_from(silent).unwrap_or(0));

@@ -2,8 +2,7 @@
 //!
 //! ```text
 //! Opened      the cluster log names us; the `Adopt` entry goes into the next journal object
-//! Open        batches may be placed, behind the `Adopt` entry
-//! Ending      somebody wants its end: no batch is placed any more; the `Seal` entry goes into the next object
+//! Open        batches may be placed, behind the `Adopt` entry; once somebody wants its end, no more
 //! Ended       the `Seal` entry is placed, behind all its batches; once it is released the log says so
 //! ```
 //!
@@ -11,7 +10,7 @@
 //! the one before to be durable (invariant *seal-behind-all*). The log is told only what is.
 
 use crate::ledger::Ledger;
-use refstream_format::cluster_log::OpenSegment;
+use refstream_format::{cluster_log::OpenSegment, journal::SegmentState};
 use refstream_types::{Slot, Timestamp};
 use std::time::Duration;
 
@@ -20,12 +19,11 @@ use std::time::Duration;
 pub(crate) enum Stage {
     Opened,
     Open,
-    Ending,
     Ended(Slot),
 }
 
-/// What follows an ended segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What follows an ended segment; a later one wins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum After {
     /// A successor over the same range.
     Successor,
@@ -41,17 +39,16 @@ pub(crate) struct OwnedSegment {
     pub(crate) opened: OpenSegment,
     pub(crate) ledger: Ledger,
     pub(crate) stage: Stage,
-    pub(crate) after: After,
-    /// Where its `Adopt` entry was placed.
-    pub(crate) adopt_slot: Slot,
-    /// Whether the log knows.
-    pub(crate) adoption_logged: bool,
+    /// Whether its end is wanted, and what follows.
+    pub(crate) ending: Option<After>,
     /// The last slot with a batch of it, or of its `Adopt` entry.
     pub(crate) last_slot: Slot,
-    /// Encoded bytes of its batches.
-    pub(crate) bytes: u64,
     /// When its first batch was placed: monotonic, and its append time.
     pub(crate) first_batch: Option<(Duration, Timestamp)>,
+    /// Its `Seal` entry is durable.
+    pub(crate) end_is_durable: bool,
+    /// Its end is on the way to the log by itself, not with its topic's deletion.
+    pub(crate) end_is_told: bool,
 }
 
 impl OwnedSegment {
@@ -60,12 +57,11 @@ impl OwnedSegment {
             opened,
             ledger,
             stage: Stage::Opened,
-            after: After::Successor,
-            adopt_slot: Slot(0),
-            adoption_logged: false,
+            ending: None,
             last_slot: Slot(0),
-            bytes: 0,
             first_batch: None,
+            end_is_durable: false,
+            end_is_told: false,
         }
     }
 
@@ -74,14 +70,18 @@ impl OwnedSegment {
         self.first_batch.is_some()
     }
 
-    /// Asks for its end, unless it ends already; what follows can only become less.
+    /// Whether batches may be placed in it.
+    pub(crate) fn takes_batches(&self) -> bool {
+        self.stage == Stage::Open && self.ending.is_none()
+    }
+
+    /// Asks for its end; what follows can only become less.
     pub(crate) fn end(&mut self, after: After) {
-        if after != After::Successor {
-            self.after = after;
-        }
-        if matches!(self.stage, Stage::Opened | Stage::Open) {
-            self.stage = if self.stage == Stage::Open { Stage::Ending } else { Stage::Opened };
-            self.wants_end = true;
-        }
+        self.ending = self.ending.max(Some(after));
+    }
+
+    /// Its state as it stands in journals.
+    pub(crate) fn state(&self) -> SegmentState {
+        self.ledger.state(self.opened.id)
     }
 }
