@@ -1,6 +1,8 @@
 //! Golden files of the cluster log and manifests: each is read, and written again to equal bytes. `REFSTREAM_WRITE_GOLDEN=1`
 //! writes them. Beside them: damage never passes for something else.
 
+#![allow(clippy::unwrap_used)]
+
 use proptest::prelude::*;
 use refstream_format::{
     cluster_log::{ClusterState, Command, LogEntry, OpenSegment, SealedBy},
