@@ -31,14 +31,19 @@
 
 mod body;
 mod durable;
+mod keys;
 mod listing;
 mod note;
 mod objects;
 mod paths;
+mod server;
+mod service;
 mod store;
 mod uploads;
 
 #[cfg(test)]
 mod tests;
 
+pub use keys::{EmbeddedKeys, KeysError};
+pub use server::S3Server;
 pub use store::{FileStore, FileStoreOptions};

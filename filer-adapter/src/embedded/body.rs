@@ -70,7 +70,7 @@ pub(super) enum Target {
     /// A file of its own, made with its first piece.
     New { path: PathBuf, made: Option<Temporary> },
     /// A place within a file, ours until the claim is dropped: a write under way keeps it though its caller went away.
-    Within { file: Arc<File>, offset: u64, claim: Arc<Claim> },
+    Within { file: Arc<File>, offset: u64, size: u64, _claim: Arc<Claim> },
 }
 
 /// A body, part of which is written.
@@ -108,17 +108,21 @@ impl Body {
 
     /// Writes what waits. Blocks.
     pub(super) fn flush(&mut self) -> io::Result<()> {
-        let (file, start) = match &mut self.target {
+        let (file, start, limit) = match &mut self.target {
             Target::New { path, made } => {
                 if made.is_none() {
                     *made = Some(Temporary::create(std::mem::take(path))?);
                 }
                 let Some(made) = made else { return Err(io::ErrorKind::NotFound.into()) };
-                (made.file(), 0)
+                (made.file(), 0, u64::MAX)
             }
-            Target::Within { file, offset, .. } => (&**file, *offset),
+            Target::Within { file, offset, size, .. } => (&**file, *offset, *size),
         };
         for piece in self.waiting.drain(..) {
+            // What lies behind belongs to the next part.
+            if piece.len() as u64 > limit - self.written {
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, "the body is longer than was announced"));
+            }
             self.digest.update(&piece);
             file.write_all_at(&piece, start + self.written)?;
             self.written += piece.len() as u64;

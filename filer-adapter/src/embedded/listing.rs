@@ -3,7 +3,7 @@
 //! Within a folder the order is that of the names where a folder's name ends with `/`: `a-b` < `a/b` < `a0`. Keys of the escaped
 //! area are merged in from an index in memory (they are exceptions). A page costs one reading of each folder on its way.
 
-use super::{durable::lock, store::Inner};
+use super::{durable::lock, note::Properties, store::Inner};
 use refstream_types::{Key, MAX_KEY_COMPONENT_BYTES};
 use std::{collections::BTreeSet, io, ops::Bound, path::PathBuf, sync::Mutex};
 
@@ -166,5 +166,72 @@ impl<'a> Walk<'a> {
             return None;
         }
         String::from_utf8(key.clone()).ok()
+    }
+}
+
+/// Where a page of a listing starts: behind this.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Cursor {
+    /// Behind this text, which need not be a key.
+    After(String),
+    /// Behind every key that starts with this.
+    Past(String),
+}
+
+/// A page of a listing.
+#[derive(Debug, Default)]
+pub(super) struct Page {
+    pub(super) objects: Vec<(Key, Properties)>,
+    pub(super) prefixes: Vec<String>,
+    /// Where the next page starts; `None` when this is the last.
+    pub(super) next: Option<Cursor>,
+}
+
+impl Inner {
+    /// A page of at most `limit` objects and, where there is a delimiter, prefixes up to its next appearance. Blocks.
+    pub(super) fn page(
+        &self,
+        prefix: &str,
+        delimiter: Option<&str>,
+        from: Option<&Cursor>,
+        limit: usize,
+    ) -> io::Result<Page> {
+        let mut page = Page::default();
+        if limit == 0 {
+            return Ok(page);
+        }
+        let after = match from {
+            Some(Cursor::After(text)) => Some(text.as_str()),
+            _ => None,
+        };
+        let mut walk = Walk::new(self, prefix, after)?;
+        if let Some(Cursor::Past(past)) = from {
+            walk.skip(past);
+        }
+        let mut last = None;
+        while let Some(key) = walk.next()? {
+            if page.objects.len() + page.prefixes.len() == limit {
+                page.next = last;
+                break;
+            }
+            let rest = &key.as_str()[prefix.len()..];
+            let common = delimiter.and_then(|delimiter| {
+                rest.find(delimiter).map(|at| key.as_str()[..prefix.len() + at + delimiter.len()].to_owned())
+            });
+            match common {
+                Some(common) => {
+                    walk.skip(&common);
+                    page.prefixes.push(common.clone());
+                    last = Some(Cursor::Past(common));
+                }
+                None => {
+                    if let Some((_, properties)) = self.open(&key)? {
+                        last = Some(Cursor::After(key.as_str().to_owned()));
+                        page.objects.push((key, properties));
+                    }
+                }
+            }
+        }
+        Ok(page)
     }
 }

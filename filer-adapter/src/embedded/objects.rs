@@ -196,7 +196,7 @@ impl Inner {
     }
 
     /// Whether there is a durable object.
-    fn exists(&self, key: &Key) -> io::Result<bool> {
+    pub(super) fn exists(&self, key: &Key) -> io::Result<bool> {
         let there = self.locate(key)?.is_some();
         if there {
             self.stripe(key).wait(key)?;

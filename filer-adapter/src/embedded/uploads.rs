@@ -98,6 +98,11 @@ pub(super) enum CompleteFailure {
     InvalidOrder,
     /// This part is not the last one and too small.
     TooSmall(u32),
+    /// The whole has this checksum, not the one that was promised.
+    Mismatch {
+        /// What the parts make.
+        arrived: Crc32c,
+    },
     /// As for other publications.
     Publish(Failure),
 }
@@ -312,7 +317,7 @@ impl Inner {
                     .open(upload.folder.join(BODY))?;
                 state.claimed.insert(number);
                 let claim = Arc::new(Claim { upload: Arc::clone(upload), number, place: Place::Body(offset) });
-                let target = Target::Within { file: Arc::new(file), offset, claim: Arc::clone(&claim) };
+                let target = Target::Within { file: Arc::new(file), offset, size, _claim: Arc::clone(&claim) };
                 return Ok((claim, target));
             }
         }
@@ -364,6 +369,7 @@ impl Inner {
         &self,
         upload: &Arc<Upload>,
         parts: &[(u32, String)],
+        expected: Option<Crc32c>,
         condition: &Condition,
     ) -> Result<Outcome, CompleteFailure> {
         let records = {
@@ -375,7 +381,7 @@ impl Inner {
             state.closed = true;
             records
         };
-        let outcome = self.join_parts(upload, &records, condition);
+        let outcome = self.join_parts(upload, &records, expected, condition);
         match outcome {
             Ok(Outcome::Published(_)) | Err(CompleteFailure::Publish(Failure::After(_))) => {
                 self.forget_upload(upload)?
@@ -389,6 +395,7 @@ impl Inner {
         &self,
         upload: &Arc<Upload>,
         records: &[Record],
+        expected: Option<Crc32c>,
         condition: &Condition,
     ) -> Result<Outcome, CompleteFailure> {
         let key = upload.key();
@@ -405,6 +412,9 @@ impl Inner {
             in_place &= record.place == Place::Body(size);
             checksum = combine(checksum, record.checksum, record.size);
             size += record.size;
+        }
+        if expected.is_some_and(|expected| expected != checksum) {
+            return Err(CompleteFailure::Mismatch { arrived: checksum });
         }
         in_place &= lock(&upload.state).claimed.is_empty();
         if !in_place {
@@ -575,7 +585,7 @@ impl MultipartUpload for DirectUpload {
         let upload = Arc::clone(&self.upload);
         let parts: Vec<_> = parts.iter().map(|part| (part.number, part.etag.clone())).collect();
         let completed =
-            self.inner.try_run(move |inner| inner.complete_upload(&upload, &parts, &Condition::Always)).await;
+            self.inner.try_run(move |inner| inner.complete_upload(&upload, &parts, None, &Condition::Always)).await;
         let refused = |kind, why: String| Err(CreateError::DidNotHappen(self.refusal(kind, OPERATION, why)));
         match completed {
             Ok(Ok(Outcome::Published(properties))) => {
@@ -599,6 +609,9 @@ impl MultipartUpload for DirectUpload {
                 StoreErrorKind::Invalid,
                 format!("part {number} is not the last one and has less than {MIN_PART_BYTES} bytes"),
             ),
+            Ok(Err(CompleteFailure::Mismatch { arrived })) => {
+                refused(StoreErrorKind::Corrupt, format!("the parts make {arrived}"))
+            }
             Ok(Err(CompleteFailure::Publish(failure))) => {
                 Err(self.inner.create_error(OPERATION, self.upload.key(), failure))
             }
