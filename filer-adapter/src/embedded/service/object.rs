@@ -19,6 +19,9 @@ use std::{fs::File, io, sync::Arc};
 /// Deletions of one request that are under way at once.
 const PARALLEL_DELETES: usize = 16;
 
+/// What S3 says of objects that were stored without a type.
+const DEFAULT_CONTENT_TYPE: &str = "binary/octet-stream";
+
 /// What a read must fulfil.
 struct Conditions<'a> {
     if_match: Option<&'a IfMatch>,
@@ -143,7 +146,7 @@ impl Service {
             body: Some(body.into()),
             content_length: content_length(range.end - range.start),
             content_range,
-            content_type: properties.content_type,
+            content_type: properties.content_type.or_else(|| Some(DEFAULT_CONTENT_TYPE.to_owned())),
             checksum_type: checksum.map(|_| ChecksumType::from_static(ChecksumType::FULL_OBJECT)),
             checksum_crc32c: checksum.map(checks::encode),
             e_tag: Some(etag(&properties.etag)),
@@ -169,7 +172,7 @@ impl Service {
         let checksum = properties.checksum.filter(|_| wants_checksum(input.checksum_mode.as_ref()));
         Ok(S3Response::new(HeadObjectOutput {
             content_length: content_length(properties.size),
-            content_type: properties.content_type,
+            content_type: properties.content_type.or_else(|| Some(DEFAULT_CONTENT_TYPE.to_owned())),
             checksum_type: checksum.map(|_| ChecksumType::from_static(ChecksumType::FULL_OBJECT)),
             checksum_crc32c: checksum.map(checks::encode),
             e_tag: Some(etag(&properties.etag)),
