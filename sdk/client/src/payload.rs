@@ -300,7 +300,13 @@ impl Payload {
         }
         let length = SeekTable::max_encoded_len(self.reference.content_size).min(size);
         let tail = BlockReader::new(object, blocks).read(ByteRange { offset: size - length, length }).await?;
-        SeekTable::decode_tail(&tail).map_err(|error| object.damaged("its seek table", "an intact one", error))
+        let table =
+            SeekTable::decode_tail(&tail).map_err(|error| object.damaged("its seek table", "an intact one", error))?;
+        let (expected, actual) = (self.reference.content_size, table.content_bytes());
+        if actual != expected || table.stored_bytes() > size {
+            return Err(object.damaged("the content in its seek table", expected, actual));
+        }
+        Ok(table)
     }
 }
 

@@ -21,7 +21,8 @@ mod pack;
 mod source;
 mod store;
 
-pub(crate) use encode::{Prepared, prepare};
+pub(crate) use encode::prepare_small;
+use encode::{Prepared, prepare};
 pub(crate) use pack::PackState;
 pub(crate) use source::{OpenFile, is_compressed_type};
 
@@ -249,7 +250,7 @@ impl Uploader {
     }
 
     /// Stores a payload whose stored bytes are in memory.
-    pub(crate) async fn store_whole(
+    async fn store_whole(
         &self,
         prepared: Prepared,
         room: OwnedSemaphorePermit,
@@ -296,6 +297,7 @@ impl Uploader {
     pub(crate) fn store_name(&self) -> &StoreName {
         &self.inner.name
     }
+    /// Payloads below this many bytes share packs.
     pub(crate) fn options(&self) -> &UploadOptions {
         &self.inner.options
     }

@@ -149,6 +149,31 @@ pub(crate) fn prepare(content: Vec<Bytes>, compression: Option<i32>) -> Prepared
     encode(content, None)
 }
 
+/// Encodes a payload that fits in one frame, its stored bytes appended to `stored`. The packer knows the entry's offset.
+pub(crate) fn prepare_small(
+    content: &[u8],
+    compression: Option<i32>,
+    source_name: Option<String>,
+    stored: &mut Vec<u8>,
+) -> PackEntry {
+    let start = stored.len();
+    let frame = compression
+        .filter(|_| (MIN_COMPRESSED..=FRAME_BYTES).contains(&content.len()))
+        .map(|level| compress_frame(content, level))
+        .filter(|frame| pays(content.len(), frame.len()));
+    stored.extend_from_slice(frame.as_deref().unwrap_or(content));
+    let blob = &stored[start..];
+    PackEntry {
+        offset: 0,
+        size: blob.len() as u64,
+        checksum: refstream_format::crc32c(blob),
+        content_hash: ContentHash(*blake3::hash(content).as_bytes()),
+        content_size: content.len() as u64,
+        encoding: if frame.is_some() { ContentEncoding::Zstd } else { ContentEncoding::Identity },
+        source_name,
+    }
+}
+
 fn one_frame(content: &[u8], frame: Vec<u8>) -> Prepared {
     let checksum = refstream_format::crc32c(&frame);
     Prepared {
