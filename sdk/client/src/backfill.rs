@@ -31,7 +31,7 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc},
     task::{JoinError, JoinSet},
 };
-use walk::{Found, Patterns, Walked};
+use walk::{Found, Limits, Patterns, Walked};
 
 /// Files between the walk and their ack.
 const FILES_UNDER_WAY: u32 = 16_384;
@@ -127,6 +127,7 @@ pub struct BackfillSummary {
 pub struct Backfill {
     paths: Vec<PathBuf>,
     patterns: Patterns,
+    limits: Limits,
     /// `None` in a dry run.
     sinks: Option<(Uploader, Producer)>,
     inline_max: u64,
@@ -157,6 +158,10 @@ impl Backfill {
         Ok(Self {
             paths: options.paths,
             patterns,
+            limits: Limits {
+                files: options.max_files.unwrap_or(u64::MAX),
+                bytes: options.max_bytes.unwrap_or(u64::MAX),
+            },
             sinks,
             inline_max: u64::from(options.inline_max),
             headers: options.attributes.into_iter().map(header).collect(),
@@ -171,12 +176,12 @@ impl Backfill {
     pub async fn run(self, mut on_event: impl FnMut(BackfillEvent) + Send) -> Result<BackfillSummary, BackfillError> {
         let start = self.runtime.now();
         let (chunks, walked) = mpsc::channel(CHUNKS_AHEAD);
-        let (paths, patterns) = (self.paths, self.patterns);
+        let (paths, patterns, limits) = (self.paths, self.patterns, self.limits);
         let small_below = match &self.sinks {
             Some((uploader, _)) => uploader.options().pack_below.max(self.inline_max + 1),
             None => u64::MAX,
         };
-        let walk = tokio::task::spawn_blocking(move || walk::walk(&paths, &patterns, small_below, &chunks));
+        let walk = tokio::task::spawn_blocking(move || walk::walk(&paths, &patterns, limits, small_below, &chunks));
         let (reports, mut reported) = mpsc::channel(CHUNKS_AHEAD);
         let mut tasks = JoinSet::new();
         let uploader = self.sinks.as_ref().map(|(uploader, _)| uploader.clone());

@@ -4,8 +4,8 @@
 //! honoured only when the broker is on this machine's loopback interface (a broker elsewhere must not make us read files); the AWS chain of
 //! environment, profile and instance.
 
-use crate::{InvalidAnswer, OpenStoreError, StoreCredentials, broker::is_loopback};
-use refstream_filer_adapter::BlobStore;
+use crate::{InvalidAnswer, OpenStoreError, StoreCredentials, broker::is_loopback, lazy_store::LazyS3};
+use refstream_filer_adapter::{BlobStore, s3::S3Config};
 use refstream_proto::v1;
 use refstream_types::{Layout, StoreName};
 use std::{
@@ -105,8 +105,19 @@ impl Deployment {
             (None, Some(file)) if is_loopback(&self.endpoint) => Some(credentials_from(name, file)?),
             (None, _) => None,
         };
-        let _ = (credentials, uri_prefix);
-        Err(OpenStoreError::Unusable { store: name.clone(), why: "this build has no S3 adapter".into() })
+        let config = S3Config {
+            endpoint: Some(s3.endpoint.clone()).filter(|endpoint| !endpoint.is_empty()),
+            bucket: s3.bucket.clone(),
+            region: if s3.region.is_empty() { S3Config::default().region } else { s3.region.clone() },
+            path_style: s3.path_style,
+            credentials: credentials.map(|keys| (keys.access_key, keys.secret_key)),
+            ..S3Config::default()
+        };
+        let uri_prefix = match uri_prefix {
+            "" => format!("s3://{}/", s3.bucket),
+            given => given.to_owned(),
+        };
+        Ok(Arc::new(LazyS3::new(name.clone(), uri_prefix, config)))
     }
 }
 

@@ -13,6 +13,7 @@ mod client;
 mod consumer;
 mod deployment;
 mod error;
+mod lazy_store;
 mod payload;
 mod producer;
 mod records;

@@ -40,6 +40,15 @@ pub(super) struct Walked {
     pub(super) complete: bool,
 }
 
+/// Where a walk ends at the latest.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// After this many files.
+    pub(super) files: u64,
+    /// Before the file that would exceed this many bytes in all.
+    pub(super) bytes: u64,
+}
+
 /// Which files are wanted.
 #[derive(Debug)]
 pub(super) struct Patterns {
@@ -80,10 +89,16 @@ pub(super) fn name(root: &Path, path: &Path) -> String {
 }
 
 /// Walks until everything is found or nobody listens.
-pub(super) fn walk(paths: &[PathBuf], patterns: &Patterns, small_below: u64, chunks: &mpsc::Sender<Walked>) {
+pub(super) fn walk(
+    paths: &[PathBuf],
+    patterns: &Patterns,
+    mut limits: Limits,
+    small_below: u64,
+    chunks: &mpsc::Sender<Walked>,
+) {
     let mut small = Walked { small: true, ..Walked::default() };
     let mut small_bytes = 0;
-    for root in paths {
+    'walk: for root in paths {
         for entry in WalkBuilder::new(root).standard_filters(false).follow_links(false).build() {
             let entry = match entry {
                 Ok(entry) => entry,
@@ -117,6 +132,11 @@ pub(super) fn walk(paths: &[PathBuf], patterns: &Patterns, small_below: u64, chu
                 continue;
             }
             let size = metadata.len();
+            if limits.files == 0 || size > limits.bytes {
+                break 'walk;
+            }
+            limits.files -= 1;
+            limits.bytes -= size;
             let modified = metadata.modified().ok().map(Timestamp::from);
             let found = Found { path: entry.into_path(), name, size, modified };
             if size >= small_below {
