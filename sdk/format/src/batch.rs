@@ -2,33 +2,61 @@
 //!
 //! The broker reads the fixed header only; base offset and append time are not in the batch but beside it, in the journal.
 //!
-//! | bytes | field |
-//! |---|---|
-//! | 0..4 | magic `RFSB` |
-//! | 4..6 | version, `u16` |
-//! | 6 | codec of the body: 0 none, 1 zstd |
-//! | 7 | 1 where a producer stamp is present, else 0 |
-//! | 8..12 | records, `u32` |
-//! | 12..16 | bytes of the body as stored, `u32` |
-//! | 16..20 | bytes of the body decoded, `u32` |
-//! | 20..24 | CRC32C of the stored body |
-//! | 24..32 | payload bytes that the records refer to or carry, `u64` |
-//! | 32..40, 40..44, 44..52 | producer: id `u64`, epoch `u32`, sequence of the first record `u64`; zeros without a stamp |
-//! | 52..56 | CRC32C of bytes 0..52 |
-//! | 56.. | the body |
+//! | at | bytes | header field |
+//! |---|---|---|
+//! | 0 | 4 | magic `RFSB` |
+//! | 4 | 2 | version, 1 |
+//! | 6 | 1 | flags; bit 0: stamped by a producer |
+//! | 7 | 1 | codec of the body: 0 none, 1 one zstd frame |
+//! | 8 | 4 | records, 1 to [`MAX_BATCH_RECORDS`] |
+//! | 12 | 4 | body length as stored |
+//! | 16 | 4 | body length before compression, at most [`MAX_BATCH_DECODED_BYTES`] |
+//! | 20 | 4 | CRC32C of the body as stored |
+//! | 24 | 8 | payload bytes |
+//! | 32 | 8 | producer id, 0 when not stamped |
+//! | 40 | 4 | producer epoch, 0 when not stamped |
+//! | 44 | 8 | sequence of the first record, 0 when not stamped |
+//! | 52 | 4 | CRC32C of the 52 bytes before it |
+//! | 56 | | body |
 //!
-//! The decoded body is three tables (store names, object keys, content types: each a count and so many texts), then the records. A
-//! record names entries of the tables by position, so what repeats within a batch is written once.
+//! The producer's stamp has a fixed place, so that stamping a batch writes nothing but the header. The body, before compression,
+//! is three tables (store names, object keys, content types), each a varint count and that many texts, then the records. A text
+//! or bytes is a varint length and the bytes; a time is a zigzag varint of microseconds.
+//!
+//! | record field | when |
+//! |---|---|
+//! | flags, 1 byte | always; bit 0 key, 1 event time, 2 headers, 3 source name, 4 source mtime, 5-6 value: 0 tombstone, 1 inline, 2 reference |
+//! | key | bit 0 |
+//! | event time, from the event time before it in the batch (1970 for the first) | bit 1 |
+//! | headers: varint count, then name and value of each | bit 2 |
+//! | source name | bit 3 |
+//! | source mtime, from the source mtime before it in the batch (1970 for the first) | bit 4 |
+//! | inline value: 32 bytes BLAKE3, then the bytes | inline |
+//! | reference flags, 1 byte | reference; bit 0 offset, 1 checksum, 2 hash, 3 zstd, 4 content type, 5 etag, 6 version |
+//! | store, varint index in its table | reference |
+//! | key, varint index in its table | reference |
+//! | offset, varint | bit 0 |
+//! | size, varint | reference |
+//! | CRC32C, 4 bytes | bit 1 |
+//! | BLAKE3, 32 bytes | bit 2 |
+//! | content size, varint | bit 3; otherwise it is the size |
+//! | content type, varint index in its table | bit 4 |
+//! | etag | bit 5 |
+//! | version | bit 6 |
 
+mod builder;
 mod record;
+#[cfg(test)]
+mod tests;
+
+pub use builder::{BatchBuilder, PushError};
 
 use crate::{
     DecodeError, crc32c,
     wire::{Reader, Writer},
 };
 use bytes::Bytes;
-use record::{Table, Tables};
-use refstream_types::{MAX_HEADERS, MAX_KEY_BYTES, MAX_KEY_LENGTH, ProducerStamp, Record, Value};
+use refstream_types::{ProducerEpoch, ProducerId, ProducerStamp, Record, Sequence};
 
 /// The most records of one batch.
 pub const MAX_BATCH_RECORDS: u32 = 65_536;
@@ -36,18 +64,30 @@ pub const MAX_BATCH_RECORDS: u32 = 65_536;
 pub const MAX_BATCH_BYTES: usize = 4 << 20;
 /// The most bytes of a batch's records before compression.
 pub const MAX_BATCH_DECODED_BYTES: usize = 16 << 20;
-/// Bytes of the header.
+/// The most memory that a batch's decoded records may take beside its bytes, by the estimate that builder and decoder share:
+/// [`RECORD_COST`] a record, [`HEADER_COST`] a header, and each use of a name in one of the tables. It keeps a small batch from
+/// becoming a large allocation.
+pub const MAX_BATCH_MEMORY: usize = 64 << 20;
+/// Estimated memory of one record without names and headers, in bytes.
+pub const RECORD_COST: usize = 512;
+/// Estimated memory of one header beside its value, in bytes.
+pub const HEADER_COST: usize = 64;
+/// The longest record, in bytes as encoded; several fit into a batch.
+pub const MAX_RECORD_BYTES: usize = 2 << 20;
+/// The longest inline value, in bytes.
+pub const MAX_INLINE_BYTES: usize = 1 << 20;
+/// The longest header name, source name, content type, etag or version, in bytes.
+pub const MAX_TEXT_BYTES: usize = 32 << 10;
+/// Bytes of the fixed header.
 pub const BATCH_HEADER_BYTES: usize = 56;
 
 const MAGIC: [u8; 4] = *b"RFSB";
 const VERSION: u16 = 1;
-const WHAT: &str = "batch";
+const FLAG_PRODUCER: u8 = 1;
 const CODEC_NONE: u8 = 0;
 const CODEC_ZSTD: u8 = 1;
-/// Bodies below this are not worth compressing.
-const COMPRESS_FROM: usize = 512;
-/// Everything before compression must also fit when it does not compress.
-const BUILDER_BYTES: usize = MAX_BATCH_BYTES - BATCH_HEADER_BYTES;
+/// The most that zstd can make of one stored byte: a block of 128 KiB takes at least 4 bytes (RFC 8878, section 3.1.1.2).
+const MAX_ZSTD_RATIO: usize = (128 << 10) / 4;
 
 /// What the broker knows of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +100,73 @@ pub struct BatchHeader {
     pub payload_bytes: u64,
 }
 
+/// All that the header says.
+#[derive(Clone, Copy, Debug)]
+struct FullHeader {
+    public: BatchHeader,
+    codec: u8,
+    stored: u32,
+    decoded: u32,
+    body_checksum: u32,
+}
+
+impl FullHeader {
+    fn encode(&self, writer: &mut Writer) {
+        let start = writer.len();
+        writer.raw(&MAGIC);
+        writer.u16(VERSION);
+        writer.u8(if self.public.producer.is_some() { FLAG_PRODUCER } else { 0 });
+        writer.u8(self.codec);
+        writer.u32(self.public.records);
+        writer.u32(self.stored);
+        writer.u32(self.decoded);
+        writer.u32(self.body_checksum);
+        writer.u64(self.public.payload_bytes);
+        writer.u64(self.public.producer.map_or(0, |stamp| stamp.id.0));
+        writer.u32(self.public.producer.map_or(0, |stamp| stamp.epoch.0));
+        writer.u64(self.public.producer.map_or(0, |stamp| stamp.first.0));
+        writer.checksum_from(start);
+    }
+
+    fn decode(reader: &mut Reader) -> Result<Self, DecodeError> {
+        reader.preamble(MAGIC, VERSION)?;
+        let flags = reader.u8()?;
+        let codec = reader.u8()?;
+        let records = reader.u32()?;
+        let stored = reader.u32()?;
+        let decoded = reader.u32()?;
+        let body_checksum = reader.u32()?;
+        let payload_bytes = reader.u64()?;
+        let (id, epoch, first) = (reader.u64()?, reader.u32()?, reader.u64()?);
+        reader.verify_from(0)?;
+        let producer = match flags {
+            0 if id == 0 && epoch == 0 && first == 0 => None,
+            FLAG_PRODUCER => {
+                Some(ProducerStamp { id: ProducerId(id), epoch: ProducerEpoch(epoch), first: Sequence(first) })
+            }
+            _ => return Err(reader.error(format!("flags {flags:#04x} are unknown or contradict the stamp"))),
+        };
+        if first > i64::MAX as u64 - u64::from(MAX_BATCH_RECORDS) {
+            return Err(reader.error(format!("the sequence {first} is out of range")));
+        }
+        if records == 0 || records > MAX_BATCH_RECORDS || records > decoded {
+            return Err(reader.error(format!("{records} records in {decoded} bytes; 1 to {MAX_BATCH_RECORDS} may be")));
+        }
+        if decoded as usize > MAX_BATCH_DECODED_BYTES {
+            return Err(reader.error(format!("{decoded} bytes of records, the limit is {MAX_BATCH_DECODED_BYTES}")));
+        }
+        let possible = match codec {
+            CODEC_NONE => stored == decoded,
+            CODEC_ZSTD => stored < decoded && decoded as usize <= (stored as usize).saturating_mul(MAX_ZSTD_RATIO),
+            other => return Err(reader.error(format!("the codec {other} is unknown"))),
+        };
+        if !possible {
+            return Err(reader.error(format!("codec {codec} cannot make {stored} bytes of {decoded}")));
+        }
+        Ok(Self { public: BatchHeader { records, producer, payload_bytes }, codec, stored, decoded, body_checksum })
+    }
+}
+
 /// A batch whose header and checksum have been checked. Cloning shares the bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EncodedBatch {
@@ -68,259 +175,86 @@ pub struct EncodedBatch {
 }
 
 impl EncodedBatch {
-    /// Checks length, version, limits and CRC32C of `bytes`, which must be exactly one batch.
+    /// Checks length, version, limits and CRC32C of `bytes`, which must be exactly one batch. Nothing is decompressed.
     ///
     /// # Errors
     /// When any of them is wrong.
     pub fn parse(bytes: Bytes) -> Result<Self, DecodeError> {
-        let mut reader = Reader::new(bytes.clone(), WHAT);
+        let mut reader = Reader::new(bytes.clone(), "batch header");
         if bytes.len() > MAX_BATCH_BYTES {
             return Err(reader.error(format!("{} bytes, the limit is {MAX_BATCH_BYTES}", bytes.len())));
         }
-        reader.preamble(MAGIC, VERSION)?;
-        let codec = reader.u8()?;
-        let stamped = reader.flag()?;
-        let records = reader.u32()?;
-        let stored = reader.u32()? as usize;
-        let decoded = reader.u32()? as usize;
-        let body_checksum = reader.u32()?;
-        let payload_bytes = reader.u64()?;
-        let stamp =
-            ProducerStamp { id: reader.u64()?.into(), epoch: reader.u32()?.into(), first: reader.u64()?.into() };
-        reader.verify_from(0)?;
-        if codec > CODEC_ZSTD {
-            return Err(reader.error(format!("codec {codec} is unknown")));
+        let header = FullHeader::decode(&mut reader)?;
+        if reader.remaining() != header.stored as usize {
+            return Err(reader.error(format!("{} bytes of body, {} announced", reader.remaining(), header.stored)));
         }
-        if records == 0 || records > MAX_BATCH_RECORDS {
-            return Err(reader.error(format!("{records} records: a batch has 1 to {MAX_BATCH_RECORDS}")));
+        let actual = crc32c(&bytes[BATCH_HEADER_BYTES..]).0;
+        if actual != header.body_checksum {
+            return Err(DecodeError {
+                what: "batch body",
+                at: BATCH_HEADER_BYTES,
+                why: format!(
+                    "checksum mismatch: stored CRC32C:{:08x}, actual CRC32C:{actual:08x}",
+                    header.body_checksum
+                ),
+            });
         }
-        if decoded > MAX_BATCH_DECODED_BYTES || (codec == CODEC_NONE && decoded != stored) {
-            return Err(reader.error(format!("a body of {stored} bytes cannot decode to {decoded}")));
-        }
-        let body = reader.take(stored)?;
-        reader.end()?;
-        let actual = crc32c(&body);
-        if actual.0 != body_checksum {
-            return Err(
-                reader.error(format!("checksum mismatch of the body: stored {body_checksum:08x}, actual {actual}"))
-            );
-        }
-        let producer = stamped.then_some(stamp);
-        if !stamped && stamp != (ProducerStamp { id: 0.into(), epoch: 0.into(), first: 0.into() }) {
-            return Err(reader.error("an absent producer stamp is not zero"));
-        }
-        if stamp.first.0.checked_add(u64::from(records)).is_none() {
-            return Err(reader.error("the sequence overflows"));
-        }
-        Ok(Self { header: BatchHeader { records, producer, payload_bytes }, bytes })
+        Ok(Self { header: header.public, bytes })
     }
-
     /// The header.
     pub fn header(&self) -> BatchHeader {
         self.header
     }
-
     /// The encoded batch.
     pub fn bytes(&self) -> &Bytes {
         &self.bytes
     }
-
     /// The records, in order; their number is the header's.
     ///
     /// # Errors
     /// When the body is not what a [`BatchBuilder`] makes.
     pub fn decode(&self) -> Result<Vec<Record>, DecodeError> {
+        let header = self.full_header()?;
         let stored = self.bytes.slice(BATCH_HEADER_BYTES..);
-        let decoded = u32::from_le_bytes([self.bytes[16], self.bytes[17], self.bytes[18], self.bytes[19]]) as usize;
-        let body = if self.bytes[6] == CODEC_ZSTD {
-            let failed = |why: String| DecodeError { what: WHAT, at: BATCH_HEADER_BYTES, why };
-            // The capacity is bounded by `parse`; zstd never writes beyond it.
-            let body = zstd::bulk::decompress(&stored, decoded).map_err(|error| failed(format!("zstd: {error}")))?;
-            if body.len() != decoded {
-                return Err(failed(format!("the body decompresses to {} bytes, not {decoded}", body.len())));
-            }
-            Bytes::from(body)
-        } else {
-            stored
-        };
-        let mut reader = Reader::new(body, "batch body");
-        let tables = Tables::read(&mut reader)?;
-        // Each record takes at least a byte.
-        if self.header.records as usize > reader.remaining() {
-            return Err(reader.error(format!("{} records do not fit", self.header.records)));
-        }
-        let mut records = Vec::with_capacity(self.header.records as usize);
-        let mut time = 0;
-        for _ in 0..self.header.records {
-            records.push(record::read(&mut reader, &tables, &mut time)?);
-        }
-        reader.end()?;
-        Ok(records)
+        let body = if header.codec == CODEC_ZSTD { decompress(&stored, header.decoded as usize)? } else { stored };
+        record::decode_body(body, &header.public)
     }
-
     /// Stamps the batch with a producer's identity; only the header and its checksum are written again.
     #[must_use]
     pub fn with_producer(&self, stamp: ProducerStamp) -> Self {
-        let mut bytes = self.bytes.to_vec();
-        write_stamp(&mut bytes, Some(stamp));
-        Self { header: BatchHeader { producer: Some(stamp), ..self.header }, bytes: bytes.into() }
-    }
-}
-
-fn write_stamp(bytes: &mut [u8], stamp: Option<ProducerStamp>) {
-    bytes[7] = stamp.is_some().into();
-    let stamp = stamp.unwrap_or(ProducerStamp { id: 0.into(), epoch: 0.into(), first: 0.into() });
-    bytes[32..40].copy_from_slice(&stamp.id.0.to_le_bytes());
-    bytes[40..44].copy_from_slice(&stamp.epoch.0.to_le_bytes());
-    bytes[44..52].copy_from_slice(&stamp.first.0.to_le_bytes());
-    let checksum = crc32c(&bytes[..52]);
-    bytes[52..56].copy_from_slice(&checksum.0.to_le_bytes());
-}
-
-/// Why a record was not taken into a batch.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PushError {
-    /// The batch is full: finish it and push again.
-    #[error("the batch is full")]
-    Full,
-    /// The record alone exceeds a limit.
-    #[error("the record's {what} has {given}, the limit is {limit}")]
-    TooLarge {
-        /// Key, headers, value, ...
-        what: &'static str,
-        /// Its size.
-        given: usize,
-        /// The limit.
-        limit: usize,
-    },
-    /// Its reference contradicts itself.
-    #[error(transparent)]
-    Reference(#[from] refstream_types::InvalidReference),
-}
-
-/// Collects records into a batch. Store names, object keys and content types repeat, so each is written once a batch.
-#[derive(Debug, Default)]
-pub struct BatchBuilder {
-    stores: Table,
-    keys: Table,
-    types: Table,
-    body: Writer,
-    records: u32,
-    payload_bytes: u64,
-    time: i64,
-}
-
-impl BatchBuilder {
-    /// An empty builder.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Takes one record.
-    ///
-    /// # Errors
-    /// [`PushError::Full`] when the batch must be finished first; otherwise the record itself is at fault. The builder is
-    /// unchanged in both cases.
-    pub fn push(&mut self, record: &Record) -> Result<(), PushError> {
-        check(record)?;
-        if self.records == MAX_BATCH_RECORDS {
-            return Err(PushError::Full);
-        }
-        let before = (self.body.len(), self.stores.mark(), self.keys.mark(), self.types.mark(), self.time);
-        record::write(&mut self.body, record, &mut self.stores, &mut self.keys, &mut self.types, &mut self.time);
-        if self.bytes() > BUILDER_BYTES {
-            self.body.0.truncate(before.0);
-            self.stores.reset(before.1);
-            self.keys.reset(before.2);
-            self.types.reset(before.3);
-            self.time = before.4;
-            if self.records > 0 {
-                return Err(PushError::Full);
-            }
-            return Err(PushError::TooLarge { what: "encoded form", given: BUILDER_BYTES + 1, limit: BUILDER_BYTES });
-        }
-        self.records += 1;
-        self.payload_bytes = self.payload_bytes.saturating_add(match &record.value {
-            Value::Reference(reference) => reference.content_size,
-            Value::Inline { bytes, .. } => bytes.len() as u64,
-            Value::Tombstone => 0,
-        });
-        Ok(())
-    }
-
-    /// Records so far.
-    pub fn records(&self) -> u32 {
-        self.records
-    }
-
-    /// Bytes so far, before compression.
-    pub fn bytes(&self) -> usize {
-        // Three counts of at most three bytes each.
-        self.body.len() + self.stores.bytes() + self.keys.bytes() + self.types.bytes() + 9
-    }
-
-    /// The batch, and an empty builder again; `None` when no record was pushed. Compresses where that makes it smaller.
-    pub fn finish(&mut self, producer: Option<ProducerStamp>) -> Option<EncodedBatch> {
-        if self.records == 0 {
-            return None;
-        }
-        let built = std::mem::take(self);
-        let mut body = Writer(Vec::with_capacity(built.bytes()));
-        built.stores.write(&mut body);
-        built.keys.write(&mut body);
-        built.types.write(&mut body);
-        body.raw(&built.body.0);
-        let body = body.0;
-        let compressed = (body.len() >= COMPRESS_FROM)
-            .then(|| zstd::bulk::compress(&body, 1).ok())
-            .flatten()
-            // A few bytes saved are not worth decompressing for every reader.
-            .filter(|compressed| compressed.len() < body.len() - body.len() / 16);
-        let (codec, stored) = match &compressed {
-            Some(compressed) => (CODEC_ZSTD, compressed),
-            None => (CODEC_NONE, &body),
+        let mut header = match self.full_header() {
+            Ok(header) => header,
+            Err(error) => unreachable!("a batch's header was checked when it was made: {error}"),
         };
-        let mut writer = Writer(Vec::with_capacity(BATCH_HEADER_BYTES + stored.len()));
-        writer.raw(&MAGIC);
-        writer.u16(VERSION);
-        writer.u8(codec);
-        writer.u8(0);
-        writer.u32(built.records);
-        writer.u32(stored.len() as u32);
-        writer.u32(body.len() as u32);
-        writer.u32(crc32c(stored).0);
-        writer.u64(built.payload_bytes);
-        writer.raw(&[0; BATCH_HEADER_BYTES - 32]);
-        writer.raw(stored);
-        write_stamp(&mut writer.0, producer);
-        let header = BatchHeader { records: built.records, producer, payload_bytes: built.payload_bytes };
-        Some(EncodedBatch { header, bytes: writer.0.into() })
+        header.public.producer = Some(stamp);
+        let mut writer = Writer(Vec::with_capacity(self.bytes.len()));
+        header.encode(&mut writer);
+        writer.raw(&self.bytes[BATCH_HEADER_BYTES..]);
+        Self { header: header.public, bytes: writer.0.into() }
+    }
+    /// The checksum of the header, which covers the body's: what tells this batch from every other.
+    pub(crate) fn header_checksum(&self) -> [u8; 4] {
+        let mut checksum = [0; 4];
+        checksum.copy_from_slice(&self.bytes[BATCH_HEADER_BYTES - 4..BATCH_HEADER_BYTES]);
+        checksum
+    }
+
+    fn full_header(&self) -> Result<FullHeader, DecodeError> {
+        FullHeader::decode(&mut Reader::new(self.bytes.clone(), "batch header"))
     }
 }
 
-fn check(record: &Record) -> Result<(), PushError> {
-    let limit = |what, given: usize, limit: usize| {
-        if given > limit { Err(PushError::TooLarge { what, given, limit }) } else { Ok(()) }
-    };
-    limit("key", record.key.as_ref().map_or(0, Bytes::len), MAX_KEY_LENGTH)?;
-    limit("list of headers", record.headers.len(), MAX_HEADERS)?;
-    limit("source name", record.source_name.as_ref().map_or(0, String::len), record::MAX_NAME_BYTES)?;
-    for header in &record.headers {
-        limit("header name", header.name.len(), record::MAX_NAME_BYTES)?;
-        limit("header value", header.value.len(), record::MAX_VALUE_BYTES)?;
+/// Decompresses one zstd frame that says itself that it holds `length` bytes.
+fn decompress(stored: &[u8], length: usize) -> Result<Bytes, DecodeError> {
+    let error = |why: String| DecodeError { what: "batch body", at: BATCH_HEADER_BYTES, why };
+    match zstd::zstd_safe::get_frame_content_size(stored) {
+        Ok(Some(size)) if size == length as u64 => {}
+        Ok(size) => return Err(error(format!("the zstd frame holds {size:?} bytes, {length} announced"))),
+        Err(_) => return Err(error("no zstd frame".into())),
     }
-    match &record.value {
-        Value::Reference(reference) => {
-            limit("content type", reference.content_type.as_ref().map_or(0, String::len), record::MAX_TAG_BYTES)?;
-            limit("etag", reference.etag.as_ref().map_or(0, String::len), record::MAX_TAG_BYTES)?;
-            limit("version", reference.version.as_ref().map_or(0, String::len), MAX_KEY_BYTES)?;
-            reference.validate()?;
-        }
-        Value::Inline { bytes, .. } => limit("inline value", bytes.len(), record::MAX_VALUE_BYTES)?,
-        Value::Tombstone => {}
+    let decoded = zstd::bulk::decompress(stored, length).map_err(|why| error(format!("zstd: {why}")))?;
+    if decoded.len() != length {
+        return Err(error(format!("the zstd frame gave {} bytes, {length} announced", decoded.len())));
     }
-    Ok(())
+    Ok(decoded.into())
 }
-
-#[cfg(test)]
-mod tests;

@@ -19,6 +19,8 @@ use refstream_types::{
 pub const HEADER_BYTES: usize = 64;
 /// The longest journal object, in bytes.
 pub const MAX_OBJECT_BYTES: usize = 64 << 20;
+/// The most entries of one object. Batches reach [`MAX_OBJECT_BYTES`] before that.
+pub const MAX_OBJECT_ENTRIES: usize = 1 << 20;
 /// Batches of one producer and partition that may be undecided at once, and that a snapshot remembers; as in Kafka.
 pub const MAX_IN_FLIGHT: usize = 5;
 
@@ -166,6 +168,34 @@ pub enum JournalObject {
         /// Who fenced.
         by: Epoch,
     },
+}
+
+/// What kind of object stands in a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JournalKind {
+    /// Entries of the journal's owner.
+    Entries {
+        /// The latest slot that carries a checkpoint and is below this one.
+        checkpoint: Option<Slot>,
+    },
+    /// The end of the journal.
+    Fence {
+        /// Who fenced.
+        by: Epoch,
+    },
+}
+
+/// What an object's first [`HEADER_BYTES`] bytes say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JournalHead {
+    /// The journal.
+    pub epoch: Epoch,
+    /// The slot.
+    pub slot: Slot,
+    /// The writer's or fencer's token.
+    pub token: Token,
+    /// What it is.
+    pub kind: JournalKind,
 }
 
 /// What an object's index says, read without its batches: for readers that fetch single batches later.

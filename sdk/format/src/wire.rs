@@ -3,7 +3,7 @@
 //! Every object at rest is a *frame*: 4 bytes magic, `u16` version, then whatever the format says, with a CRC32C over each unit.
 
 use bytes::Bytes;
-use refstream_types::Crc32c;
+use refstream_types::{Crc32c, Timestamp};
 use thiserror::Error;
 
 /// Bytes that are not what they should be.
@@ -60,6 +60,10 @@ impl Writer {
     /// Zigzag, then LEB128.
     pub(crate) fn signed(&mut self, value: i64) {
         self.varint(((value << 1) ^ (value >> 63)) as u64);
+    }
+    /// The distance from `before`, in microseconds.
+    pub(crate) fn time(&mut self, before: Timestamp, time: Timestamp) {
+        self.signed(time.as_micros() - before.as_micros());
     }
     /// A varint length, then the bytes.
     pub(crate) fn bytes(&mut self, bytes: &[u8]) {
@@ -160,6 +164,15 @@ impl Reader {
     pub(crate) fn signed(&mut self) -> Result<i64, DecodeError> {
         let value = self.varint()?;
         Ok((value >> 1) as i64 ^ -((value & 1) as i64))
+    }
+    /// A time, by its distance from `before`.
+    pub(crate) fn time(&mut self, before: Timestamp) -> Result<Timestamp, DecodeError> {
+        let distance = self.signed()?;
+        let micros = before.as_micros().checked_add(distance);
+        match micros.map(Timestamp::from_micros) {
+            Some(time) if Some(time.as_micros()) == micros => Ok(time),
+            _ => Err(self.error("a time outside the years 1 to 9999")),
+        }
     }
     /// A varint length of at most `limit`, then that many bytes.
     pub(crate) fn bytes(&mut self, limit: usize) -> Result<Bytes, DecodeError> {

@@ -1,148 +1,210 @@
 use super::*;
-use proptest::prelude::*;
-use refstream_types::{ContentEncoding, ContentHash, Crc32c, Header, Reference, Timestamp};
+use crate::arbitrary::{self, detects_damage, packed};
+use proptest::{collection::vec, prelude::*};
+use refstream_types::{ContentHash, Header, MAX_HEADERS, MAX_KEY_LENGTH, Value};
 
-fn reference(n: u8) -> Reference {
-    Reference {
-        store: "main".parse().unwrap(),
-        key: format!("payloads/t-1/{:02x}/{}", n / 8, "0".repeat(32)).parse().unwrap(),
-        offset: (n % 2 == 0).then_some(u64::from(n) * 1_000),
-        size: 500,
-        checksum: Some(Crc32c(n.into())),
-        content_hash: Some(ContentHash([n; 32])),
-        content_size: if n % 3 == 0 { 900 } else { 500 },
-        encoding: if n % 3 == 0 { ContentEncoding::Zstd } else { ContentEncoding::Identity },
-        content_type: (n % 5 == 0).then(|| "image/png".into()),
-        etag: (n % 7 == 0).then(|| "e".into()),
-        version: (n % 11 == 0).then(|| "v".into()),
-    }
-}
-
-fn record() -> impl Strategy<Value = Record> {
-    let value = prop_oneof![
-        Just(Value::Tombstone),
-        proptest::collection::vec(any::<u8>(), 0..40)
-            .prop_map(|bytes| Value::Inline { bytes: bytes.into(), content_hash: ContentHash([9; 32]) }),
-        any::<u8>().prop_map(|n| Value::Reference(Box::new(reference(n)))),
-    ];
-    let headers = proptest::collection::vec(("[a-z]{0,5}", proptest::collection::vec(any::<u8>(), 0..9)), 0..4);
-    (
-        proptest::option::of(proptest::collection::vec(any::<u8>(), 0..20)),
-        proptest::option::of(any::<i64>()),
-        headers,
-        proptest::option::of("[a-zü/]{0,12}"),
-        proptest::option::of(any::<i64>()),
-        value,
-    )
-        .prop_map(|(key, event, headers, source_name, mtime, value)| Record {
-            key: key.map(Into::into),
-            event_time: event.map(Timestamp::from_micros),
-            headers: headers.into_iter().map(|(name, value)| Header { name, value: value.into() }).collect(),
-            source_name,
-            source_mtime: mtime.map(Timestamp::from_micros),
-            value,
-        })
-}
-
-fn stamp() -> ProducerStamp {
-    ProducerStamp { id: 7.into(), epoch: 1.into(), first: 42.into() }
-}
-
-fn build(records: &[Record]) -> EncodedBatch {
+fn built(records: &[Record]) -> EncodedBatch {
     let mut builder = BatchBuilder::new();
-    records.iter().for_each(|record| builder.push(record).unwrap());
-    builder.finish(Some(stamp())).unwrap()
+    for record in records {
+        builder.push(record).unwrap();
+    }
+    builder.finish(None).unwrap()
+}
+
+fn inline(bytes: Vec<u8>) -> Record {
+    Record::new(Value::Inline { bytes: bytes.into(), content_hash: ContentHash([7; 32]) })
+}
+
+/// A batch around any body, its checksums right: what a hostile or broken client can send.
+fn forged(records: u32, codec: u8, body: &[u8], decoded: usize) -> Result<EncodedBatch, DecodeError> {
+    let header = FullHeader {
+        public: BatchHeader { records, producer: None, payload_bytes: 0 },
+        codec,
+        stored: body.len() as u32,
+        decoded: decoded as u32,
+        body_checksum: crc32c(body).0,
+    };
+    let mut writer = Writer::new();
+    header.encode(&mut writer);
+    writer.raw(body);
+    EncodedBatch::parse(writer.0.into())
+}
+
+/// A body of empty tables and these records.
+fn body(records: &[u8]) -> Vec<u8> {
+    [&[0, 0, 0], records].concat()
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
     #[test]
-    fn records_come_back_equal(records in proptest::collection::vec(record(), 1..40)) {
-        let batch = build(&records);
+    fn records_round_trip((batch, records) in arbitrary::batch(1..20)) {
         let parsed = EncodedBatch::parse(batch.bytes().clone()).unwrap();
         prop_assert_eq!(&parsed, &batch);
+        prop_assert_eq!(parsed.header().records as usize, records.len());
         prop_assert_eq!(parsed.decode().unwrap(), records);
     }
 
     #[test]
-    fn damage_is_found(records in proptest::collection::vec(record(), 1..5), at in any::<prop::sample::Index>(), bit in 0..8) {
-        let batch = build(&records);
-        let mut bytes = batch.bytes().to_vec();
-        let at = at.index(bytes.len());
-        bytes[at] ^= 1_u8 << bit;
-        prop_assert!(EncodedBatch::parse(bytes.clone().into()).is_err());
-        bytes.truncate(at);
-        prop_assert!(EncodedBatch::parse(bytes.into()).is_err());
+    fn a_stamp_changes_nothing_else((batch, records) in arbitrary::batch(1..5), stamp in arbitrary::stamp()) {
+        let stamped = EncodedBatch::parse(batch.with_producer(stamp).bytes().clone()).unwrap();
+        prop_assert_eq!(stamped.header(), BatchHeader { producer: Some(stamp), ..batch.header() });
+        prop_assert_eq!(stamped.decode().unwrap(), records);
     }
 
     #[test]
-    fn noise_does_not_panic(body in proptest::collection::vec(any::<u8>(), 0..300), records in 1..50_u32) {
-        // A valid header around a body of noise: the decoder is on its own.
-        let mut batch = build(&[Record::new(Value::Tombstone)]).bytes().to_vec();
-        batch.truncate(BATCH_HEADER_BYTES);
-        batch[8..12].copy_from_slice(&records.to_le_bytes());
-        batch[12..16].copy_from_slice(&(body.len() as u32).to_le_bytes());
-        batch[16..20].copy_from_slice(&(body.len() as u32).to_le_bytes());
-        batch[20..24].copy_from_slice(&crc32c(&body).0.to_le_bytes());
-        batch.extend_from_slice(&body);
-        write_stamp(&mut batch, None);
-        if let Ok(parsed) = EncodedBatch::parse(batch.into()) {
-            let _ = parsed.decode();
+    fn random_bytes_are_refused(bytes in vec(any::<u8>(), 0..200)) {
+        EncodedBatch::parse(bytes.into()).unwrap_err();
+    }
+
+    #[test]
+    fn random_bodies_do_not_panic(records in 1_u32..5, bytes in vec(any::<u8>(), 5..200)) {
+        let _ = forged(records, CODEC_NONE, &bytes, bytes.len()).unwrap().decode();
+        if let Ok(batch) = forged(records, CODEC_ZSTD, &bytes, bytes.len() + 1) {
+            batch.decode().unwrap_err();
         }
     }
 }
 
-#[test]
-fn a_stamp_changes_nothing_else() {
-    let mut builder = BatchBuilder::new();
-    builder.push(&Record::new(Value::Tombstone)).unwrap();
-    let plain = builder.finish(None).unwrap();
-    let stamped = plain.with_producer(stamp());
-    assert_eq!(EncodedBatch::parse(stamped.bytes().clone()).unwrap(), stamped);
-    assert_eq!(stamped.header().producer, Some(stamp()));
-    assert_eq!(stamped.decode().unwrap(), plain.decode().unwrap());
-}
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4))]
 
-#[test]
-fn a_packed_reference_is_small() {
-    let mut builder = BatchBuilder::new();
-    for n in 0..500_u32 {
-        let mut hash = [0; 32];
-        hash[..4].copy_from_slice(&n.wrapping_mul(2_654_435_761).to_le_bytes());
-        let hash = ContentHash(std::array::from_fn(|i| hash[i % 4] ^ (i as u8).wrapping_mul(n as u8)));
-        let reference = Reference {
-            offset: Some(u64::from(n) * 4_096),
-            size: 4_096,
-            content_size: 4_096,
-            encoding: ContentEncoding::Identity,
-            checksum: Some(Crc32c(n)),
-            content_hash: Some(hash),
-            content_type: None,
-            etag: None,
-            version: None,
-            ..reference(1)
-        };
-        builder.push(&Record::new(Value::Reference(Box::new(reference)))).unwrap();
+    #[test]
+    fn damage_is_detected((batch, _) in arbitrary::batch(1..3)) {
+        detects_damage(batch.bytes(), |bytes| EncodedBatch::parse(Bytes::copy_from_slice(bytes)));
     }
-    assert!(builder.bytes() / 500 <= 50, "{} bytes a record", builder.bytes() / 500);
 }
 
 #[test]
-fn a_full_builder_is_unchanged() {
+fn an_empty_builder_makes_no_batch_and_a_finished_one_is_empty() {
     let mut builder = BatchBuilder::new();
-    let mut record = Record::new(Value::Inline { bytes: vec![1; 1 << 20].into(), content_hash: ContentHash([0; 32]) });
-    record.source_name = Some("x".into());
-    let mut pushed = Vec::new();
-    while builder.push(&record).is_ok() {
-        pushed.push(record.clone());
-    }
-    assert_eq!(builder.push(&record), Err(PushError::Full));
-    assert_eq!(builder.finish(None).unwrap().decode().unwrap(), pushed);
+    assert_eq!(builder.finish(None), None);
+    builder.push(&packed(1)).unwrap();
+    let first = builder.finish(None).unwrap();
+    assert_eq!((builder.records(), builder.bytes()), (0, 0));
+    assert_eq!(builder.finish(None), None);
+    builder.push(&packed(1)).unwrap();
+    assert_eq!(builder.finish(None).unwrap(), first);
 }
 
 #[test]
-fn what_exceeds_a_limit_is_named() {
-    let mut record = Record::new(Value::Tombstone);
-    record.key = Some(vec![0; MAX_KEY_LENGTH + 1].into());
-    let error = BatchBuilder::new().push(&record).unwrap_err();
-    assert!(matches!(error, PushError::TooLarge { what: "key", .. }), "{error}");
+fn a_packed_blob_takes_at_most_70_bytes() {
+    let batch = built(&(0..500).map(packed).collect::<Vec<_>>());
+    let each = batch.bytes().len() / 500;
+    assert!(each <= 70, "{each} bytes a record");
+}
+
+#[test]
+fn repetition_is_compressed() {
+    let records: Vec<_> = (0..100).map(|_| inline(b"the same words again and again".to_vec())).collect();
+    let batch = built(&records);
+    assert!(batch.bytes().len() < 1_000, "{} bytes", batch.bytes().len());
+    assert_eq!(batch.decode().unwrap(), records);
+}
+
+#[test]
+fn payload_bytes_are_what_the_user_gave() {
+    let batch = built(&[packed(1), inline(vec![1; 10]), Record::new(Value::Tombstone)]);
+    assert_eq!(batch.header().payload_bytes, 9_010);
+}
+
+#[test]
+fn a_full_builder_says_so_and_keeps_what_it_has() {
+    let mut builder = BatchBuilder::new();
+    let mut pushed = 0;
+    let refused = loop {
+        match builder.push(&inline(vec![pushed; MAX_INLINE_BYTES])) {
+            Ok(()) => pushed += 1,
+            Err(refused) => break refused,
+        }
+    };
+    assert_eq!(refused, PushError::Full);
+    assert_eq!(builder.records(), u32::from(pushed));
+    assert!(builder.bytes() <= MAX_BATCH_BYTES);
+    let batch = builder.finish(None).unwrap();
+    assert_eq!(EncodedBatch::parse(batch.bytes().clone()).unwrap().decode().unwrap().len(), usize::from(pushed));
+}
+
+#[test]
+fn a_builder_takes_the_most_records_and_no_more() {
+    let mut builder = BatchBuilder::new();
+    for _ in 0..MAX_BATCH_RECORDS {
+        builder.push(&Record::new(Value::Tombstone)).unwrap();
+    }
+    assert_eq!(builder.push(&Record::new(Value::Tombstone)), Err(PushError::Full));
+    assert_eq!(builder.finish(None).unwrap().decode().unwrap().len(), MAX_BATCH_RECORDS as usize);
+}
+
+#[test]
+fn long_names_that_repeat_fill_a_batch_before_they_fill_memory() {
+    let mut record = packed(1);
+    let Value::Reference(reference) = &mut record.value else { unreachable!() };
+    reference.content_type = Some("x".repeat(MAX_TEXT_BYTES));
+    let mut builder = BatchBuilder::new();
+    let refused = std::iter::repeat_with(|| builder.push(&record)).find(Result::is_err);
+    assert_eq!(refused, Some(Err(PushError::Full)));
+    assert!(builder.bytes() < MAX_BATCH_BYTES / 2);
+    assert!(builder.finish(None).unwrap().decode().is_ok());
+}
+
+#[test]
+fn what_is_too_large_is_named_and_leaves_the_builder_as_it_was() {
+    let header = |value: usize| Header { name: "n".into(), value: vec![0; value].into() };
+    let mut invalid = packed(1);
+    let Value::Reference(reference) = &mut invalid.value else { unreachable!() };
+    reference.content_hash = None;
+    let tombstone = Record::new(Value::Tombstone);
+    let bad = [
+        ("key", Record { key: Some(vec![0; MAX_KEY_LENGTH + 1].into()), ..tombstone.clone() }),
+        ("number of headers", Record { headers: vec![header(0); MAX_HEADERS + 1], ..tombstone.clone() }),
+        ("headers", Record { headers: vec![header(MAX_RECORD_BYTES)], ..tombstone.clone() }),
+        ("encoded form", Record { headers: vec![header(MAX_RECORD_BYTES - 2)], ..tombstone.clone() }),
+        ("source name", Record { source_name: Some("x".repeat(MAX_TEXT_BYTES + 1)), ..tombstone }),
+        ("value", inline(vec![0; MAX_INLINE_BYTES + 1])),
+        ("nothing could verify it", invalid),
+    ];
+    let mut builder = BatchBuilder::new();
+    builder.push(&packed(1)).unwrap();
+    for (what, record) in bad {
+        let refused = builder.push(&record).unwrap_err();
+        assert!(refused.to_string().contains(what), "{refused} should speak of {what}");
+        assert_ne!(refused, PushError::Full);
+    }
+    builder.push(&packed(2)).unwrap();
+    assert_eq!(builder.finish(None).unwrap(), built(&[packed(1), packed(2)]));
+}
+
+#[test]
+fn contradictions_behind_right_checksums_are_refused() {
+    let refused = |batch: Result<EncodedBatch, DecodeError>, why: &str| {
+        let error = batch.and_then(|batch| batch.decode()).unwrap_err().to_string();
+        assert!(error.contains(why), "{error} should say {why}");
+    };
+    refused(forged(0, CODEC_NONE, &body(&[0]), 4), "0 records");
+    refused(forged(2, CODEC_NONE, &body(&[0]), 4), "2 records cannot stand in 1 bytes");
+    refused(forged(1, CODEC_NONE, &body(&[0, 0]), 5), "too many");
+    refused(forged(1, CODEC_NONE, &body(&[3 << 5]), 4), "kind of value 3");
+    refused(forged(1, CODEC_NONE, &body(&[2 << 5, 0, 0, 0, 0]), 8), "store 0 of 0");
+    refused(forged(1, CODEC_NONE, &body(&[1 << 2, 0]), 5), "none given");
+    refused(forged(1, CODEC_NONE, &[0, 1, 4, b'a', b'/', b'/', b'b', 0, 0], 9), "object key");
+    refused(forged(1, CODEC_NONE, &body(&[0]), 5), "cannot make");
+    refused(forged(1, 2, &body(&[0]), 4), "codec 2");
+    refused(forged(1, CODEC_ZSTD, &body(&[0]), 5), "no zstd frame");
+    refused(forged(1, CODEC_ZSTD, &body(&[0]), MAX_BATCH_DECODED_BYTES), "cannot make");
+    refused(forged(1, CODEC_NONE, &body(&[0]), MAX_BATCH_DECODED_BYTES + 1), "the limit is");
+}
+
+#[test]
+fn a_small_bomb_stays_small() {
+    let claimed = 64 * MAX_BATCH_DECODED_BYTES;
+    let bomb = zstd::bulk::compress(&vec![0; claimed], 1).unwrap();
+    let error = forged(1, CODEC_ZSTD, &bomb, MAX_BATCH_DECODED_BYTES).unwrap().decode().unwrap_err();
+    assert!(error.why.contains("announced"), "{error}");
+    // Every record a header of two bytes, or a name of a kilobyte: cheap to say, dear to keep.
+    let headers: Vec<u8> = [&[1 << 2, 0x80, 8][..], &[0; 2 * MAX_HEADERS]].concat().repeat(1_100);
+    let headers = body(&headers);
+    let stored = zstd::bulk::compress(&headers, 1).unwrap();
+    let error = forged(1_100, CODEC_ZSTD, &stored, headers.len()).unwrap().decode().unwrap_err();
+    assert!(error.why.contains("memory"), "{error}");
 }

@@ -17,11 +17,25 @@
 //! | then | CRC32C of the index |
 //! | then | the body: the batches, one after the other, each with its own checksums |
 //!
-//! A batch's place in the body follows from the lengths before it.
+//! The index is a list of entries: a byte of kind, then the fields as varints (times are zigzag varints of microseconds since 1970; a
+//! list is a count and its items; a segment is topic and number).
+//!
+//! | kind | fields |
+//! |---|---|
+//! | 0 batch | segment, partition, base offset, append time, records, bytes; the 4 bytes of the batch's header checksum |
+//! | 1 adopt, 2 seal | segment state |
+//! | 3 checkpoint | previous slot or 0; list of segment states; list of locations: slot, start, bytes, segment, partition, base offset, records, append time |
+//! | 4 expire | segment; list of partition, producer id |
+//!
+//! A segment state is segment, first partition, number of partitions, adopting slot, bytes, list of next offsets, last append time, and
+//! a list of producers: partition, id, epoch, list of first sequence, records, base offset, append time.
+//!
+//! A batch's place in the body follows from the lengths before it. The checksum, which covers the one of its body, ties it to
+//! its entry: intact batches in the wrong places are found.
 
 use super::{
-    BatchLocation, Checkpoint, Entry, HEADER_BYTES, JournalIndex, JournalObject, MAX_IN_FLIGHT, MAX_OBJECT_BYTES,
-    PlacedBatch, ProducerState, RememberedBatch, SegmentState,
+    BatchLocation, Checkpoint, Entry, HEADER_BYTES, JournalHead, JournalIndex, JournalKind, JournalObject,
+    MAX_IN_FLIGHT, MAX_OBJECT_BYTES, MAX_OBJECT_ENTRIES, PlacedBatch, ProducerState, RememberedBatch, SegmentState,
 };
 use crate::{
     DecodeError,
@@ -158,6 +172,7 @@ fn write_entry(writer: &mut Writer, entry: &Entry) {
             writer.signed(placed.append_time.as_micros());
             writer.varint(placed.batch.header().records.into());
             writer.varint(placed.batch.bytes().len() as u64);
+            writer.raw(&placed.batch.header_checksum());
         }
         Entry::Adopt(state) => {
             writer.u8(ADOPT);
@@ -192,6 +207,7 @@ struct IndexedBatch {
     append_time: Timestamp,
     records: u32,
     length: usize,
+    checksum: [u8; 4],
 }
 
 /// What the index says of one entry.
@@ -215,7 +231,9 @@ fn read_indexed(reader: &mut Reader) -> Result<Indexed, DecodeError> {
             if base_offset.checked_add(records.into()).is_none() {
                 return Err(reader.error(format!("{records} records from offset {base_offset} on overflow")));
             }
-            return Ok(Indexed::Batch(IndexedBatch { segment, partition, base_offset, append_time, records, length }));
+            let checksum = reader.array()?;
+            let batch = IndexedBatch { segment, partition, base_offset, append_time, records, length, checksum };
+            return Ok(Indexed::Batch(batch));
         }
         ADOPT => Entry::Adopt(read_state(reader)?),
         SEAL => Entry::Seal(read_state(reader)?),
@@ -236,14 +254,18 @@ fn read_indexed(reader: &mut Reader) -> Result<Indexed, DecodeError> {
 
 /// Reads one entry of the index; a batch comes from `body`.
 fn read_entry(reader: &mut Reader, body: &mut Reader) -> Result<Entry, DecodeError> {
-    let IndexedBatch { segment, partition, base_offset, append_time, records, length } = match read_indexed(reader)? {
+    let indexed = match read_indexed(reader)? {
         Indexed::Whole(entry) => return Ok(entry),
         Indexed::Batch(batch) => batch,
     };
+    let IndexedBatch { segment, partition, base_offset, append_time, records, length, checksum } = indexed;
     let at = body.at();
     let batch = EncodedBatch::parse(body.take(length)?).map_err(|error| DecodeError { at: at + error.at, ..error })?;
     if batch.header().records != records {
         return Err(reader.error(format!("the batch holds {} records, not {records}", batch.header().records)));
+    }
+    if batch.header_checksum() != checksum {
+        return Err(DecodeError { what: WHAT, at, why: "this is not the batch that the index describes".into() });
     }
     Ok(Entry::Batch(PlacedBatch { segment, partition, base_offset, append_time, batch }))
 }
@@ -370,6 +392,17 @@ struct Header {
 
 impl Header {
     fn read(reader: &mut Reader, expected: (Epoch, Slot)) -> Result<Self, DecodeError> {
+        let header = Self::read_any(reader)?;
+        if (header.epoch, header.slot) != expected {
+            return Err(reader.error(format!(
+                "it is slot {} of epoch {}, expected slot {} of epoch {}",
+                header.slot, header.epoch, expected.1, expected.0
+            )));
+        }
+        Ok(header)
+    }
+
+    fn read_any(reader: &mut Reader) -> Result<Self, DecodeError> {
         reader.preamble(MAGIC, VERSION)?;
         let kind = reader.u8()?;
         let reserved = reader.u8()?;
@@ -378,12 +411,6 @@ impl Header {
         let link = reader.u64()?;
         let (entries, index_bytes, body_bytes) = (reader.u32()?, reader.u32()? as usize, reader.u32()? as usize);
         reader.verify_from(0)?;
-        if (epoch, slot) != expected {
-            return Err(reader.error(format!(
-                "it is slot {slot} of epoch {epoch}, expected slot {} of epoch {}",
-                expected.1, expected.0
-            )));
-        }
         if reserved != 0 || kind > KIND_FENCE {
             return Err(reader.error(format!("kind {kind} is unknown")));
         }
@@ -391,8 +418,12 @@ impl Header {
         if fence && (entries != 0 || index_bytes != 0 || body_bytes != 0) {
             return Err(reader.error("a fence with entries"));
         }
-        if entries as usize > index_bytes {
+        if entries as usize > index_bytes || entries as usize > MAX_OBJECT_ENTRIES {
             return Err(reader.error(format!("{entries} entries in an index of {index_bytes} bytes")));
+        }
+        let length = HEADER_BYTES + index_bytes + CHECKSUM_BYTES + body_bytes;
+        if length > MAX_OBJECT_BYTES {
+            return Err(reader.error(format!("{length} bytes announced, the limit is {MAX_OBJECT_BYTES}")));
         }
         if !fence && link >= slot.0 && link != 0 {
             return Err(reader.error("the latest checkpoint is not below the slot"));
@@ -406,6 +437,23 @@ impl Header {
         reader.take(self.index_bytes)?;
         reader.verify_from(from)?;
         Ok(Reader::new(bytes.slice(from..from + self.index_bytes), "journal object index"))
+    }
+}
+
+impl JournalHead {
+    /// Reads the header from the start of an object; what follows it is not looked at.
+    ///
+    /// # Errors
+    /// When `bytes` are fewer than [`HEADER_BYTES`], or damaged, or of an unknown version.
+    pub fn peek(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let start = Bytes::copy_from_slice(&bytes[..bytes.len().min(HEADER_BYTES)]);
+        let Header { epoch, slot, token, fence, link, .. } = Header::read_any(&mut Reader::new(start, WHAT))?;
+        let kind = if fence {
+            JournalKind::Fence { by: Epoch(link) }
+        } else {
+            JournalKind::Entries { checkpoint: slot_or_none(link) }
+        };
+        Ok(Self { epoch, slot, token, kind })
     }
 }
 
@@ -428,11 +476,12 @@ impl JournalIndex {
         let header = Header::read(&mut reader, expected)?;
         let mut index = header.index(&mut reader, bytes)?;
         let mut at = HEADER_BYTES + header.index_bytes + CHECKSUM_BYTES;
-        let end = (at + header.body_bytes).min(MAX_OBJECT_BYTES);
+        let end = at + header.body_bytes;
         let (mut batches, mut checkpoint) = (Vec::new(), None);
         for _ in 0..header.entries {
             match read_indexed(&mut index)? {
-                Indexed::Batch(IndexedBatch { segment, partition, base_offset, append_time, records, length }) => {
+                Indexed::Batch(batch) => {
+                    let IndexedBatch { segment, partition, base_offset, append_time, records, length, .. } = batch;
                     if at + length > end {
                         return Err(index.error("the batches exceed the object"));
                     }
@@ -446,6 +495,9 @@ impl JournalIndex {
             }
         }
         index.end()?;
+        if at != end {
+            return Err(index.error(format!("the batches end at byte {at}, the object at byte {end}")));
+        }
         let previous = if header.fence { None } else { slot_or_none(header.link) };
         Ok(Self { slot: header.slot, fence: header.fence, previous, checkpoint, batches })
     }

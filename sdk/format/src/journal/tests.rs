@@ -1,140 +1,242 @@
 use super::*;
-use crate::{batch::BatchBuilder, crc32c};
+use crate::{
+    arbitrary::{self, detects_damage},
+    batch::{EncodedBatch, MAX_BATCH_RECORDS},
+    wire::Writer,
+};
 use bytes::Bytes;
-use proptest::prelude::*;
-use refstream_types::{ContentHash, Record, SegmentNumber, TopicId, Value};
+use proptest::{collection::vec, option, prelude::*};
+use refstream_types::{SegmentNumber, TopicId};
 
-fn batch(n: u8) -> EncodedBatch {
-    let mut builder = BatchBuilder::new();
-    for i in 0..=n % 3 {
-        let value = Value::Inline { bytes: vec![i; n as usize].into(), content_hash: ContentHash([n; 32]) };
-        builder.push(&Record::new(value)).unwrap();
-    }
-    builder.finish(None).unwrap()
+fn segment() -> impl Strategy<Value = SegmentId> {
+    (any::<u64>(), any::<u64>())
+        .prop_map(|(topic, number)| SegmentId { topic: TopicId(topic), number: SegmentNumber(number) })
 }
 
-fn segment(n: u8) -> SegmentId {
-    SegmentId { topic: TopicId(u64::from(n) * 1_000 + 1), number: SegmentNumber(n.into()) }
+fn offset() -> impl Strategy<Value = Offset> {
+    (0..Offset::MAX.0 - u64::from(u32::MAX)).prop_map(Offset)
 }
 
-fn state(n: u8) -> SegmentState {
-    let range = PartitionRange::new(PartitionId(n.into()), PartitionId(u32::from(n) + 1 + u32::from(n % 4))).unwrap();
-    SegmentState {
-        segment: segment(n),
-        range,
-        adopted: Slot(1),
-        bytes: u64::from(n) * 99,
-        next_offsets: range.iter().map(|p| Offset(u64::from(p.0) << 33)).collect(),
-        last_append_time: Timestamp::from_micros(-5),
-        producers: (0..n % 3)
-            .map(|i| ProducerState {
-                partition: range.lo(),
-                id: ProducerId(i.into()),
-                epoch: ProducerEpoch(3),
-                batches: vec![
-                    RememberedBatch {
-                        first: Sequence(7),
-                        records: 2,
-                        base_offset: Offset(9),
-                        append_time: Timestamp::from_micros(1),
-                    };
-                    usize::from(i)
-                ],
-            })
-            .collect(),
-    }
+fn placed() -> impl Strategy<Value = PlacedBatch> {
+    (segment(), any::<u32>(), offset(), arbitrary::time(), arbitrary::batch(1..3)).prop_map(
+        |(segment, partition, base_offset, append_time, (batch, _))| PlacedBatch {
+            segment,
+            partition: PartitionId(partition),
+            base_offset,
+            append_time,
+            batch,
+        },
+    )
+}
+
+fn state() -> impl Strategy<Value = SegmentState> {
+    let remembered = (0_u64..1 << 62, 1..=MAX_BATCH_RECORDS, offset(), arbitrary::time()).prop_map(
+        |(first, records, base_offset, append_time)| RememberedBatch {
+            first: Sequence(first),
+            records,
+            base_offset,
+            append_time,
+        },
+    );
+    let producer = (any::<u64>(), any::<u32>(), vec(remembered, 0..=MAX_IN_FLIGHT));
+    (segment(), 0_u32..100, vec(offset(), 1..5), arbitrary::time(), vec(producer, 0..3)).prop_map(
+        |(segment, lo, next_offsets, last_append_time, producers)| {
+            let hi = PartitionId(lo + next_offsets.len() as u32);
+            let producers = producers.into_iter().map(|(id, epoch, batches)| ProducerState {
+                partition: PartitionId(lo),
+                id: ProducerId(id),
+                epoch: ProducerEpoch(epoch),
+                batches,
+            });
+            SegmentState {
+                segment,
+                adopted: Slot(u64::from(lo)),
+                bytes: u64::from(lo) << 33,
+                range: PartitionRange::new(PartitionId(lo), hi).unwrap(),
+                producers: producers.collect(),
+                next_offsets,
+                last_append_time,
+            }
+        },
+    )
+}
+
+/// For slot 100 and above.
+fn checkpoint() -> impl Strategy<Value = Checkpoint> {
+    let location = (50_u64..100, 64_u32..1 << 20, 1_u32..1 << 20, segment(), offset(), 1_u32..1_000, arbitrary::time())
+        .prop_map(|(slot, start, length, segment, base_offset, records, append_time)| BatchLocation {
+            slot: Slot(slot),
+            bytes: (start, length),
+            segment,
+            partition: PartitionId(3),
+            base_offset,
+            records,
+            append_time,
+        });
+    (option::of(1_u64..=50), vec(state(), 0..2), vec(location, 0..4))
+        .prop_map(|(previous, segments, batches)| Checkpoint { previous: previous.map(Slot), segments, batches })
 }
 
 fn entry() -> impl Strategy<Value = Entry> {
     prop_oneof![
-        any::<u8>().prop_map(|n| Entry::Batch(PlacedBatch {
-            segment: segment(n),
-            partition: PartitionId(n.into()),
-            base_offset: Offset(u64::from(n) << 40),
-            append_time: Timestamp::from_micros(n.into()),
-            batch: batch(n),
-        })),
-        any::<u8>().prop_map(|n| Entry::Adopt(state(n))),
-        any::<u8>().prop_map(|n| Entry::Seal(state(n))),
-        any::<u8>().prop_map(|n| Entry::Expire {
-            segment: segment(n),
-            producers: vec![(PartitionId(1), ProducerId(u64::MAX))]
+        4 => placed().prop_map(Entry::Batch),
+        1 => state().prop_map(Entry::Adopt),
+        1 => state().prop_map(Entry::Seal),
+        1 => checkpoint().prop_map(Entry::Checkpoint),
+        1 => (segment(), vec((any::<u32>(), any::<u64>()), 0..3)).prop_map(|(segment, producers)| Entry::Expire {
+            segment,
+            producers: producers.into_iter().map(|(p, id)| (PartitionId(p), ProducerId(id))).collect(),
         }),
-        any::<u8>().prop_map(|n| Entry::Checkpoint(Checkpoint {
-            previous: (n > 9).then_some(Slot(n.into())),
-            segments: (0..n % 4).map(state).collect(),
-            batches: vec![
-                BatchLocation {
-                    slot: Slot(4),
-                    bytes: (64, 200),
-                    segment: segment(n),
-                    partition: PartitionId(2),
-                    base_offset: Offset(n.into()),
-                    records: 1,
-                    append_time: Timestamp::from_micros(0),
-                };
-                usize::from(n % 5)
-            ],
-        })),
     ]
 }
 
-const PLACE: (Epoch, Slot) = (Epoch(3), Slot(300));
+fn object(entries: std::ops::Range<usize>) -> impl Strategy<Value = JournalObject> {
+    let common = (1..u64::MAX, 100..u64::MAX, arbitrary::token());
+    prop_oneof![
+        4 => (common.clone(), option::of(1_u64..100), vec(entry(), entries)).prop_map(
+            |((epoch, slot, token), checkpoint, entries)| JournalObject::Entries {
+                epoch: Epoch(epoch),
+                slot: Slot(slot),
+                token,
+                checkpoint: checkpoint.map(Slot),
+                entries,
+            }
+        ),
+        1 => (common, any::<u64>()).prop_map(|((epoch, slot, token), by)| JournalObject::Fence {
+            epoch: Epoch(epoch),
+            slot: Slot(slot),
+            token,
+            by: Epoch(by),
+        }),
+    ]
+}
 
-fn object(entries: Vec<Entry>) -> JournalObject {
+fn place(object: &JournalObject) -> (Epoch, Slot) {
+    match object {
+        JournalObject::Entries { epoch, slot, .. } | JournalObject::Fence { epoch, slot, .. } => (*epoch, *slot),
+    }
+}
+
+fn batches(object: &JournalObject) -> impl Iterator<Item = &PlacedBatch> {
+    let entries = match object {
+        JournalObject::Entries { entries, .. } => &entries[..],
+        JournalObject::Fence { .. } => &[],
+    };
+    entries.iter().filter_map(|entry| if let Entry::Batch(placed) = entry { Some(placed) } else { None })
+}
+
+fn heartbeat() -> JournalObject {
     JournalObject::Entries {
-        epoch: PLACE.0,
-        slot: PLACE.1,
-        token: Token([5; 16]),
-        checkpoint: Some(Slot(256)),
-        entries,
+        epoch: Epoch(3),
+        slot: Slot(7),
+        token: Token([9; 16]),
+        checkpoint: Some(Slot(5)),
+        entries: Vec::new(),
     }
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
     #[test]
-    fn objects_come_back_equal(entries in proptest::collection::vec(entry(), 0..8)) {
-        let object = object(entries);
-        let bytes = object.encode();
-        prop_assert_eq!(&JournalObject::decode(bytes.clone(), PLACE).unwrap(), &object);
-        for location in object.locations() {
-            let (at, length) = (location.bytes.0 as usize, location.bytes.1 as usize);
-            let batch = EncodedBatch::parse(bytes.slice(at..at + length)).unwrap();
-            prop_assert_eq!(batch.header().records, location.records);
+    fn objects_round_trip(object in object(0..6)) {
+        let encoded = object.encode();
+        prop_assert_eq!(JournalObject::decode(encoded.clone(), place(&object)).unwrap(), object.clone());
+        let head = JournalHead::peek(&encoded).unwrap();
+        prop_assert_eq!((head.epoch, head.slot), place(&object));
+        prop_assert_eq!(head.token, object.token());
+    }
+
+    #[test]
+    fn single_batches_can_be_read_by_range(object in object(0..6)) {
+        let encoded = object.encode();
+        let length = JournalIndex::encoded_len(&encoded.slice(..HEADER_BYTES), place(&object)).unwrap();
+        let index = JournalIndex::decode(&encoded.slice(..length), place(&object)).unwrap();
+        let locations = index.batches;
+        prop_assert_eq!(&locations, &object.locations());
+        for (location, placed) in locations.iter().zip(batches(&object)) {
+            let range = location.range();
+            let bytes = encoded.slice(range.offset as usize..range.end().unwrap() as usize);
+            prop_assert_eq!(&EncodedBatch::parse(bytes).unwrap(), &placed.batch);
         }
     }
 
     #[test]
-    fn damage_is_found(entries in proptest::collection::vec(entry(), 0..4), at in any::<prop::sample::Index>(), bit in 0..8) {
-        let mut bytes = object(entries).encode().to_vec();
-        let at = at.index(bytes.len());
-        bytes[at] ^= 1_u8 << bit;
-        prop_assert!(JournalObject::decode(bytes.clone().into(), PLACE).is_err());
-        bytes.truncate(at);
-        prop_assert!(JournalObject::decode(bytes.into(), PLACE).is_err());
+    fn random_bytes_are_refused(bytes in vec(any::<u8>(), 0..200)) {
+        JournalHead::peek(&bytes).unwrap_err();
+        JournalObject::decode(bytes.into(), (Epoch(1), Slot(1))).unwrap_err();
     }
 
     #[test]
-    fn a_forged_index_does_not_panic(index in proptest::collection::vec(any::<u8>(), 0..200), count in 0..20_u32) {
-        let mut bytes = object(Vec::new()).encode()[..HEADER_BYTES].to_vec();
-        bytes[48..52].copy_from_slice(&count.to_le_bytes());
-        bytes[52..56].copy_from_slice(&(index.len() as u32).to_le_bytes());
-        let checksum = crc32c(&bytes[..60]);
-        bytes[60..64].copy_from_slice(&checksum.0.to_le_bytes());
-        bytes.extend_from_slice(&index);
-        bytes.extend_from_slice(&crc32c(&index).0.to_le_bytes());
-        let _ = JournalObject::decode(Bytes::from(bytes), PLACE);
+    fn random_indexes_do_not_panic(entries in 1_u32..4, index in vec(prop_oneof![any::<u8>(), 0_u8..6], 5..100)) {
+        let mut content = Writer(index);
+        content.checksum_from(0);
+        let mut object = Writer(heartbeat().encode()[..HEADER_BYTES].to_vec());
+        object.0.truncate(48);
+        object.u32(entries);
+        object.u32(content.len() as u32 - 4);
+        object.u32(0);
+        object.checksum_from(0);
+        object.raw(&content.0);
+        let _ = JournalObject::decode(object.0.into(), (Epoch(3), Slot(7)));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4))]
+
+    #[test]
+    fn damage_is_detected(object in object(0..3)) {
+        detects_damage(&object.encode(), |bytes| {
+            JournalObject::decode(Bytes::copy_from_slice(bytes), place(&object))
+        });
     }
 }
 
 #[test]
-fn a_fence_comes_back_equal() {
-    let fence = JournalObject::Fence { epoch: PLACE.0, slot: PLACE.1, token: Token([1; 16]), by: Epoch(9) };
-    assert_eq!(JournalObject::decode(fence.encode(), PLACE).unwrap(), fence);
+fn an_object_in_the_wrong_place_is_refused() {
+    let encoded = heartbeat().encode();
+    for place in [(Epoch(3), Slot(8)), (Epoch(4), Slot(7))] {
+        let error = JournalObject::decode(encoded.clone(), place).unwrap_err();
+        assert!(error.why.contains("slot 7 of epoch 3"), "{error}");
+    }
 }
 
 #[test]
-fn an_object_at_the_wrong_place_is_refused() {
-    let error = JournalObject::decode(object(Vec::new()).encode(), (Epoch(3), Slot(301))).unwrap_err();
-    assert!(error.to_string().contains("slot 300"), "{error}");
+fn a_heartbeat_is_small_and_names_the_checkpoint() {
+    let encoded = heartbeat().encode();
+    assert_eq!(encoded.len(), HEADER_BYTES + 4);
+    let head = JournalHead::peek(&encoded).unwrap();
+    assert_eq!(head.kind, JournalKind::Entries { checkpoint: Some(Slot(5)) });
+}
+
+#[test]
+fn swapped_batches_are_detected() {
+    let batch = |n| {
+        let mut builder = crate::batch::BatchBuilder::new();
+        builder.push(&arbitrary::packed(n)).unwrap();
+        builder.finish(None).unwrap()
+    };
+    let placed = |n, base| {
+        Entry::Batch(PlacedBatch {
+            segment: SegmentId { topic: TopicId(1), number: SegmentNumber(1) },
+            partition: PartitionId(0),
+            base_offset: Offset(base),
+            append_time: Timestamp::default(),
+            batch: batch(n),
+        })
+    };
+    let object = JournalObject::Entries {
+        epoch: Epoch(1),
+        slot: Slot(1),
+        token: Token([0; 16]),
+        checkpoint: None,
+        entries: vec![placed(1, 0), placed(2, 1)],
+    };
+    let encoded = object.encode();
+    let [first, second] = object.locations()[..] else { unreachable!() };
+    let part = |location: BatchLocation| &encoded[location.bytes.0 as usize..][..location.bytes.1 as usize];
+    let swapped = [&encoded[..first.bytes.0 as usize], part(second), part(first)].concat();
+    let error = JournalObject::decode(swapped.into(), (Epoch(1), Slot(1))).unwrap_err();
+    assert!(error.why.contains("not the batch"), "{error}");
 }
