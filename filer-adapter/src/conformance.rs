@@ -1,1 +1,122 @@
-//! conformance.
+//! What every store must do, as tests that each implementation runs: [`run_all`].
+//!
+//! A breach panics and says which promise is broken. Objects are made below a random prefix and removed in the end.
+
+#![allow(clippy::unwrap_used, reason = "a test suite")]
+
+mod blobs;
+mod filers;
+mod multipart;
+
+use crate::{BlobStore, Filer, Runtime};
+use bytes::Bytes;
+use refstream_types::{Key, Token};
+use std::{fmt::Debug, sync::Arc};
+
+/// The two faces of a store.
+#[derive(Clone, Debug)]
+pub struct Store {
+    /// The small-object namespace.
+    pub filer: Arc<dyn Filer>,
+    /// The payloads.
+    pub blobs: Arc<dyn BlobStore>,
+}
+
+impl Store {
+    /// A store that has both faces.
+    pub fn new<S: Filer + BlobStore>(store: Arc<S>) -> Self {
+        Self { filer: Arc::clone(&store) as Arc<dyn Filer>, blobs: store }
+    }
+}
+
+/// Runs the whole suite. `open` gives a store for each part of it: a new one, or the same bucket again.
+///
+/// Needs a tokio runtime with several threads, so that parallel requests are.
+///
+/// # Panics
+/// When the store breaks a promise.
+pub async fn run_all<F, Fut>(open: F, runtime: Arc<dyn Runtime>)
+where
+    F: Fn() -> Fut,
+    Fut: Future<Output = Store>,
+{
+    filers::run(&Bench::new(open().await, &*runtime)).await;
+    blobs::run(&Bench::new(open().await, &*runtime)).await;
+    multipart::run(&Bench::new(open().await, &*runtime)).await;
+}
+
+/// A store and a place in it of which nobody else knows.
+struct Bench {
+    filer: Arc<dyn Filer>,
+    blobs: Arc<dyn BlobStore>,
+    place: Token,
+}
+
+impl Bench {
+    fn new(store: Store, runtime: &dyn Runtime) -> Self {
+        Self { filer: store.filer, blobs: store.blobs, place: runtime.token() }
+    }
+
+    fn prefix(&self, rest: &str) -> String {
+        format!("conformance/{}/{rest}", self.place)
+    }
+
+    fn key(&self, name: &str) -> Key {
+        self.prefix(name).parse().unwrap()
+    }
+
+    async fn clean(&self) {
+        loop {
+            let left = self.filer.list(&self.prefix(""), None, 100).await.unwrap();
+            if left.is_empty() {
+                return;
+            }
+            for listed in left {
+                self.filer.remove(&listed.key).await.unwrap();
+            }
+        }
+    }
+}
+
+/// Keys that some store or tool trips over.
+fn odd_names() -> Vec<String> {
+    let mut names: Vec<String> = [
+        "a space",
+        "plus+and%percent",
+        "%2F",
+        "%",
+        "ünïcödé/日本語/🦀",
+        "quote'\"<&>",
+        "question?mark#hash",
+        "back\\slash",
+        "semi;colon=and,comma",
+        "tilde~!$()*@:[]{}|^`",
+        ".hidden",
+        "ends.",
+        "a",
+        "a/b",
+        "a/b/c",
+        "a.b",
+        "A",
+    ]
+    .map(String::from)
+    .into();
+    names.push("long".repeat(40));
+    names.push(format!("{}/{}", "x".repeat(200), "y".repeat(255)));
+    names.push("z".repeat(300));
+    names
+}
+
+/// `length` bytes that do not repeat soon, different for each `seed`.
+fn noise(seed: u64, length: usize) -> Bytes {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(length + 8);
+    while bytes.len() < length {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(length);
+    bytes.into()
+}

@@ -4,6 +4,7 @@
 //! <root>/cluster/epochs/<epoch:020>                       who took which epoch                        Chain::Epochs
 //! <root>/cluster/log/<version:020>                        what exists: topics, segments, epochs       Chain::ClusterLog
 //! <root>/cluster/snapshots/<version:020>                  state of the cluster after that log entry   Layout::snapshot
+//! <root>/cluster/probe/<32 hex>-<round>                   short-lived objects of the start-up probe           Layout::probe
 //! <root>/journals/<epoch:020>/<slot:020>                  journal objects and fences                  Chain::Journal
 //! <root>/topics/<topic>-<id>/manifest/<version:020>       which files hold which closed segments      Chain::Manifest
 //! <root>/topics/<topic>-<id>/pages/<version:020>          immutable history pages of the manifest     Layout::manifest_page
@@ -212,6 +213,11 @@ impl Layout {
     /// The state of the cluster after log entry `version`.
     pub fn snapshot(&self, version: Version) -> Key {
         self.key(format_args!("cluster/snapshots/{:020}", version.0))
+    }
+
+    /// An object by which the start-up probe `token` tries the store in its round `round`.
+    pub fn probe(&self, token: Token, round: u32) -> Key {
+        self.key(format_args!("cluster/probe/{token}-{round}"))
     }
 
     /// Page `version` of a topic's closed history.

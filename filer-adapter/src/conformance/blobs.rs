@@ -1,0 +1,138 @@
+//! [`BlobStore`](crate::BlobStore): objects in one request.
+
+use super::{Bench, noise, odd_names};
+use crate::{Attributes, Found, GetOptions, StoreError, StoreErrorKind, crc32c};
+use bytes::{Bytes, BytesMut};
+use futures::TryStreamExt;
+use refstream_types::{ByteRange, Crc32c, Key};
+
+pub(super) async fn run(bench: &Bench) {
+    what_is_put_is_got(bench).await;
+    ranges_end_with_the_object(bench).await;
+    a_pinned_etag_is_honoured(bench).await;
+    damaged_bodies_are_refused(bench).await;
+    odd_keys_are_different_objects(bench).await;
+    big_bodies_stream(bench).await;
+    bench.clean().await;
+}
+
+pub(super) async fn whole(found: Found) -> Result<Bytes, StoreError> {
+    let pieces: BytesMut = found
+        .body
+        .try_fold(BytesMut::new(), |mut whole, piece| async move {
+            whole.extend_from_slice(&piece);
+            Ok(whole)
+        })
+        .await?;
+    Ok(pieces.freeze())
+}
+
+async fn put(bench: &Bench, key: &Key, body: Vec<Bytes>) {
+    let checksum = crc32c(&body);
+    let size: usize = body.iter().map(Bytes::len).sum();
+    let stored = bench.blobs.put(key, body, checksum, &Attributes::default()).await.unwrap();
+    assert_eq!((stored.key, stored.size), (key.clone(), size as u64));
+}
+
+async fn got(bench: &Bench, key: &Key, options: &GetOptions) -> Result<Bytes, StoreError> {
+    whole(bench.blobs.get(key, options).await?).await
+}
+
+async fn what_is_put_is_got(bench: &Bench) {
+    let key = bench.key("put/image.png");
+    assert_eq!(bench.blobs.head(&key).await.unwrap(), None);
+    let missing = got(bench, &key, &GetOptions::default()).await.unwrap_err();
+    assert_eq!(missing.kind, StoreErrorKind::NotFound, "{missing}");
+    assert!(bench.blobs.uri(&key).ends_with(key.as_str()));
+
+    let body: Vec<Bytes> = ["three ", "", "pieces"].map(Bytes::from).into();
+    let attributes = Attributes { content_type: Some("image/png".into()) };
+    let stored = bench.blobs.put(&key, body.clone(), crc32c(&body), &attributes).await.unwrap();
+    assert_eq!(stored.size, 12);
+    let meta = bench.blobs.head(&key).await.unwrap().expect("what was put is there");
+    assert_eq!((meta.size, meta.content_type.as_deref()), (12, Some("image/png")));
+    assert_eq!(meta.etag, stored.etag, "the ETag does not change");
+    let found = bench.blobs.get(&key, &GetOptions::default()).await.unwrap();
+    assert_eq!((found.meta.size, &found.meta.etag), (12, &meta.etag));
+    assert_eq!(whole(found).await.unwrap(), "three pieces");
+    put(bench, &key, body).await;
+    assert_eq!(got(bench, &key, &GetOptions::default()).await.unwrap(), "three pieces", "a repeated put is harmless");
+
+    let listed = bench.blobs.list_blobs(&bench.prefix("put/"), None, 10).await.unwrap();
+    assert_eq!(listed.iter().map(|listed| (&listed.key, listed.size)).collect::<Vec<_>>(), [(&key, 12)]);
+    bench.blobs.delete(&key).await.unwrap();
+    bench.blobs.delete(&key).await.expect("deleting what is not there succeeds");
+    assert_eq!(bench.blobs.head(&key).await.unwrap(), None);
+
+    let empty = bench.key("put/empty");
+    put(bench, &empty, Vec::new()).await;
+    assert_eq!(bench.blobs.head(&empty).await.unwrap().map(|meta| meta.size), Some(0));
+    assert_eq!(got(bench, &empty, &GetOptions::default()).await.unwrap(), Bytes::new());
+}
+
+async fn ranges_end_with_the_object(bench: &Bench) {
+    let key = bench.key("ranges");
+    let body = noise(1, 300_000);
+    put(bench, &key, vec![body.clone()]).await;
+    let cases =
+        [(0, 300_000), (0, 1), (299_999, 1), (1_000, 200_000), (299_000, 5_000), (300_000, 1), (400_000, 9), (5, 0)];
+    for (offset, length) in cases {
+        let options = GetOptions { range: Some(ByteRange { offset, length }), ..GetOptions::default() };
+        let found =
+            bench.blobs.get(&key, &options).await.unwrap_or_else(|error| panic!("{length} at {offset}: {error}"));
+        assert_eq!(found.meta.size, 300_000, "the size is the whole object's");
+        let (start, end) = (offset.min(300_000) as usize, (offset + length).min(300_000) as usize);
+        assert_eq!(whole(found).await.unwrap(), body.slice(start..end), "{length} bytes at {offset}");
+    }
+    let options = GetOptions { range: Some(ByteRange { offset: 0, length: 5 }), ..GetOptions::default() };
+    let missing = got(bench, &bench.key("none"), &options).await.unwrap_err();
+    assert_eq!(missing.kind, StoreErrorKind::NotFound);
+}
+
+async fn a_pinned_etag_is_honoured(bench: &Bench) {
+    let key = bench.key("pinned");
+    put(bench, &key, vec![Bytes::from_static(b"pinned bytes")]).await;
+    let etag = bench.blobs.head(&key).await.unwrap().unwrap().etag;
+    assert!(etag.as_ref().is_some_and(|etag| !etag.contains('"')), "an ETag without quotes: {etag:?}");
+    let range = Some(ByteRange { offset: 0, length: 6 });
+    let options = GetOptions { etag, range, version: None };
+    assert_eq!(got(bench, &key, &options).await.unwrap(), "pinned");
+    let options = GetOptions { etag: Some("0123456789abcdef0123456789abcdef".into()), range, version: None };
+    let error = got(bench, &key, &options).await.unwrap_err();
+    assert_eq!(error.kind, StoreErrorKind::Changed, "{error}");
+}
+
+async fn damaged_bodies_are_refused(bench: &Bench) {
+    let key = bench.key("damaged");
+    let body = vec![Bytes::from_static(b"some "), Bytes::from_static(b"bytes")];
+    let wrong = Crc32c(crc32c(&body).0 ^ 0x10);
+    let error = bench.blobs.put(&key, body, wrong, &Attributes::default()).await.unwrap_err();
+    let kind = error.error().kind;
+    assert!(matches!(kind, StoreErrorKind::Corrupt | StoreErrorKind::Invalid), "{error}");
+    assert_eq!(bench.blobs.head(&key).await.unwrap(), None, "nothing may be stored of a body with a wrong checksum");
+}
+
+async fn odd_keys_are_different_objects(bench: &Bench) {
+    for name in odd_names() {
+        let body = Bytes::from(name.clone());
+        put(bench, &bench.key(&format!("odd/{name}")), vec![body]).await;
+    }
+    for name in odd_names() {
+        let key = bench.key(&format!("odd/{name}"));
+        assert_eq!(got(bench, &key, &GetOptions::default()).await.unwrap(), name, "{name}");
+    }
+}
+
+async fn big_bodies_stream(bench: &Bench) {
+    let key = bench.key("big");
+    let body = noise(2, 20 << 20);
+    // Pieces of uneven size, as a reader delivers them.
+    let pieces: Vec<_> =
+        (0..body.len()).step_by(70_001).map(|at| body.slice(at..body.len().min(at + 70_001))).collect();
+    put(bench, &key, pieces).await;
+    let found = bench.blobs.get(&key, &GetOptions::default()).await.unwrap();
+    assert_eq!(found.meta.size, body.len() as u64);
+    let pieces: Vec<Bytes> = found.body.try_collect().await.unwrap();
+    assert!(pieces.len() > 1, "a big body comes in pieces");
+    assert_eq!(crc32c(&pieces), crc32c(&[body]));
+}

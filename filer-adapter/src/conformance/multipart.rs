@@ -1,0 +1,93 @@
+//! [`MultipartUpload`](crate::MultipartUpload): objects in parts.
+
+use super::{Bench, blobs::whole, noise};
+use crate::{Attributes, GetOptions, MultipartUpload, Part, StoreErrorKind, crc32c};
+use bytes::{Bytes, BytesMut};
+use futures::future::try_join_all;
+use refstream_types::Crc32c;
+
+/// The smallest part but the last.
+const PART: usize = 5 << 20;
+
+pub(super) async fn run(bench: &Bench) {
+    parts_become_an_object(bench).await;
+    an_upload_is_resumed_by_its_id(bench).await;
+    an_aborted_upload_is_gone(bench).await;
+    bench.clean().await;
+}
+
+async fn put_part(upload: &dyn MultipartUpload, number: u32, body: &Bytes) -> Part {
+    // In two pieces.
+    let body = vec![body.slice(..body.len() / 3), body.slice(body.len() / 3..)];
+    let checksum = crc32c(&body);
+    let size: u64 = body.iter().map(|piece| piece.len() as u64).sum();
+    let part = upload.put_part(number, body, checksum).await.unwrap();
+    assert_eq!((part.number, part.size, part.checksum), (number, size, checksum));
+    part
+}
+
+async fn parts_become_an_object(bench: &Bench) {
+    let key = bench.key("parts/object");
+    let attributes = Attributes { content_type: Some("video/mp4".into()) };
+    let bodies = [noise(10, PART), noise(11, PART), noise(12, PART), noise(13, 1_234)];
+    let upload = bench.blobs.start_multipart(&key, &attributes).await.unwrap();
+    let upload = upload.as_ref();
+    // In parallel and out of order; part 2 is replaced.
+    put_part(upload, 2, &noise(99, PART)).await;
+    let mut parts = try_join_all([3_u32, 1, 4, 2].map(|number| {
+        let body = &bodies[number as usize - 1];
+        async move { Ok::<_, ()>(put_part(upload, number, body).await) }
+    }))
+    .await
+    .unwrap();
+    parts.sort_by_key(|part| part.number);
+
+    let wrong = Crc32c(crc32c(&[bodies[3].clone()]).0 ^ 1);
+    let error = upload.put_part(4, vec![bodies[3].clone()], wrong).await.unwrap_err();
+    assert!(matches!(error.kind, StoreErrorKind::Corrupt | StoreErrorKind::Invalid), "{error}");
+    assert_eq!(upload.parts().await.unwrap(), parts, "the store has the newest of each part");
+
+    assert_eq!(bench.blobs.head(&key).await.unwrap(), None, "nothing is visible before the end");
+    assert_eq!(bench.blobs.list_blobs(&bench.prefix("parts/"), None, 10).await.unwrap(), []);
+    let stored = upload.complete(&parts).await.unwrap();
+    let expected = bodies.iter().fold(BytesMut::new(), |mut whole, body| {
+        whole.extend_from_slice(body);
+        whole
+    });
+    assert_eq!((&stored.key, stored.size), (&key, expected.len() as u64));
+    let found = bench.blobs.get(&key, &GetOptions::default()).await.unwrap();
+    assert_eq!(found.meta.size, expected.len() as u64);
+    assert_eq!(found.meta.content_type.as_deref(), Some("video/mp4"));
+    assert!(whole(found).await.unwrap() == expected.freeze(), "the object is its parts in order");
+}
+
+async fn an_upload_is_resumed_by_its_id(bench: &Bench) {
+    let key = bench.key("resumed");
+    let (first, second) = (noise(20, PART), noise(21, 77));
+    let upload = bench.blobs.start_multipart(&key, &Attributes::default()).await.unwrap();
+    put_part(upload.as_ref(), 1, &first).await;
+    let id = upload.id().to_owned();
+    drop(upload);
+
+    let upload = bench.blobs.resume_multipart(&key, &id).await.unwrap();
+    assert_eq!(upload.id(), id);
+    let mut parts = upload.parts().await.unwrap();
+    assert_eq!(parts.iter().map(|part| (part.number, part.size)).collect::<Vec<_>>(), [(1, PART as u64)]);
+    assert_eq!(parts[0].checksum, crc32c(&[first.clone()]), "a resumed part is known by its checksum");
+    parts.push(put_part(upload.as_ref(), 2, &second).await);
+    upload.complete(&parts).await.unwrap();
+    let found = bench.blobs.get(&key, &GetOptions::default()).await.unwrap();
+    assert_eq!(crc32c(&[whole(found).await.unwrap()]), crc32c(&[first, second]));
+}
+
+async fn an_aborted_upload_is_gone(bench: &Bench) {
+    let key = bench.key("aborted");
+    let upload = bench.blobs.start_multipart(&key, &Attributes::default()).await.unwrap();
+    let part = put_part(upload.as_ref(), 1, &noise(30, 100)).await;
+    let id = upload.id().to_owned();
+    upload.abort().await.unwrap();
+    let error = bench.blobs.resume_multipart(&key, &id).await.unwrap_err();
+    assert_eq!(error.kind, StoreErrorKind::NotFound, "{error}");
+    assert!(upload.complete(&[part]).await.is_err());
+    assert_eq!(bench.blobs.head(&key).await.unwrap(), None);
+}
