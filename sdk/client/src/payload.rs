@@ -112,6 +112,24 @@ impl Payload {
         }
     }
 
+    /// Checks stored bytes that were read by other means (as part of a whole pack, for example) and decodes them.
+    ///
+    /// # Errors
+    /// When they are damaged, or the payload is too large to be held in memory.
+    pub fn verify_stored(&self, stored: Bytes) -> Result<Bytes, FetchError> {
+        let object = self.opened()?;
+        match usize::try_from(self.reference.content_size) {
+            Ok(content_size) if self.reference.content_size <= MAX_IN_MEMORY => {
+                self.verified(&object, stored, content_size)
+            }
+            _ => {
+                let object = self.object.clone();
+                let bytes = self.reference.content_size;
+                Err(FetchError::TooLarge(Box::new(TooLargeForMemory { object, bytes })))
+            }
+        }
+    }
+
     /// Checks the whole blob and decodes it.
     fn verified(&self, object: &Object<'_>, stored: Bytes, content_size: usize) -> Result<Bytes, FetchError> {
         if let Some(expected) = self.reference.checksum {

@@ -111,6 +111,7 @@ struct Session {
 #[derive(Clone)]
 pub(super) struct Context {
     pub(super) brokers: Arc<Brokers>,
+    #[cfg_attr(not(feature = "parquet"), allow(dead_code))]
     pub(super) deployment: Arc<Deployment>,
     pub(super) runtime: Arc<dyn Runtime>,
     pub(super) topic: crate::TopicDescription,
