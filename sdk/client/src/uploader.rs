@@ -315,4 +315,4 @@ pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send 
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
