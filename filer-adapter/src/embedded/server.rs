@@ -147,3 +147,6 @@ async fn connection(stream: TcpStream, service: S3Service, mut stopped: watch::R
         tracing::debug!(%error, "an S3 connection broke");
     }
 }
+
+#[cfg(all(test, feature = "s3"))]
+mod tests;
