@@ -149,3 +149,10 @@ pub enum ConsumeError {
     Open(#[from] OpenStoreError),
 }
 answers_of_parts!(ConsumeError: Topic, Call, Start, NoSuchRecord, Damaged, Lost, InFiles, Files, Open);
+
+impl ConsumeError {
+    /// Whether only certain records are concerned: the consumer has passed them over, and `next` goes on with the others.
+    pub fn is_about_records(&self) -> bool {
+        matches!(self, Self::Damaged(_) | Self::Lost(_))
+    }
+}

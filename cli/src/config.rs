@@ -1,0 +1,400 @@
+//! Configuration: flag > environment (`REFSTREAM_*`) > file > default; every value knows where it came from.
+
+use crate::{
+    Global,
+    exit::{Exit, Failure},
+};
+use figment::{
+    Figment, Profile, Source,
+    providers::{Env, Format as _, Serialized, Toml},
+    value::{Dict, Value},
+};
+use refstream::{Client, ClientOptions, StoreCredentials, types::StoreName};
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
+
+/// A duration as people write it: `5ms`, `30s`, `7days`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Period(pub(crate) Duration);
+
+impl std::str::FromStr for Period {
+    type Err = humantime::DurationError;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        humantime::parse_duration(text).map(Self)
+    }
+}
+
+impl Serialize for Period {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&humantime::format_duration(self.0))
+    }
+}
+
+impl<'de> Deserialize<'de> for Period {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(|error| {
+            serde::de::Error::custom(format!("{text:?} is not a duration such as 5ms, 30s or 7days: {error}"))
+        })
+    }
+}
+
+/// All settings.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Settings {
+    /// The broker that clients talk to.
+    pub(crate) endpoint: String,
+    /// How long clients try to reach it.
+    pub(crate) timeout: Period,
+    /// The broker of `up` and `broker`.
+    pub(crate) broker: BrokerSettings,
+    /// Stores by name, for `broker`.
+    pub(crate) stores: BTreeMap<StoreName, StoreSettings>,
+}
+
+/// A broker's settings.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct BrokerSettings {
+    /// Folder of the embedded store (`up`).
+    pub(crate) data: PathBuf,
+    /// gRPC.
+    pub(crate) listen: SocketAddr,
+    /// Health, metrics.
+    pub(crate) http: SocketAddr,
+    /// The embedded S3 server (`up`).
+    pub(crate) s3: SocketAddr,
+    /// The embedded store waits until the disk holds what it acknowledges.
+    pub(crate) fsync: bool,
+    /// How clients reach gRPC; empty: at `listen`.
+    pub(crate) advertise: String,
+    /// The store that holds metadata and files (`broker`).
+    pub(crate) metadata_store: Option<StoreName>,
+    /// The store of new payloads; the metadata store when not set.
+    pub(crate) default_store: Option<StoreName>,
+    /// Key prefix of everything in the metadata store; empty: the top of the bucket.
+    pub(crate) root: String,
+    /// How long a batch may wait for company; 5ms on the embedded store, 100ms on others when not set.
+    pub(crate) linger: Option<Period>,
+    /// W: journal creates in flight.
+    pub(crate) slots_in_flight: u32,
+    /// K: slots between checkpoints.
+    pub(crate) checkpoint_slots: u64,
+    /// D: a broker whose journal stood still this long is presumed dead; 1.5s on the embedded store, 10s on others.
+    pub(crate) death_after: Option<Period>,
+    /// How often a writer confirms that it is not fenced.
+    pub(crate) fence_check: Period,
+    /// Producers unheard of for this long are forgotten.
+    pub(crate) producer_expiry: Period,
+    /// Bytes of batches that may wait for their journal object.
+    pub(crate) pending_bytes: usize,
+    /// Bytes of committed batches kept for readers.
+    pub(crate) read_cache_bytes: usize,
+}
+
+/// One store.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
+pub(crate) enum StoreSettings {
+    /// Any S3-compatible store. Credentials come from AWS_* variables, profiles and roles.
+    S3 {
+        /// Empty: AWS's own endpoint of the region.
+        #[serde(default)]
+        endpoint: String,
+        /// The bucket.
+        bucket: String,
+        /// The region.
+        #[serde(default = "default_region")]
+        region: String,
+        /// `endpoint/bucket/key` rather than `bucket.endpoint/key`.
+        #[serde(default = "yes")]
+        path_style: bool,
+    },
+}
+
+fn default_region() -> String {
+    "us-east-1".into()
+}
+
+const fn yes() -> bool {
+    true
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            endpoint: "http://127.0.0.1:7400".into(),
+            timeout: Period(Duration::from_secs(10)),
+            broker: BrokerSettings::default(),
+            stores: BTreeMap::new(),
+        }
+    }
+}
+
+impl Default for BrokerSettings {
+    fn default() -> Self {
+        let core = refstream_core::Settings::default();
+        Self {
+            data: "refstream-data".into(),
+            listen: ([127, 0, 0, 1], 7400).into(),
+            http: ([127, 0, 0, 1], 7401).into(),
+            s3: ([127, 0, 0, 1], 7402).into(),
+            fsync: true,
+            advertise: String::new(),
+            metadata_store: None,
+            default_store: None,
+            root: String::new(),
+            linger: None,
+            slots_in_flight: core.slots_in_flight,
+            checkpoint_slots: core.checkpoint_slots,
+            death_after: None,
+            fence_check: Period(core.fence_check),
+            producer_expiry: Period(core.producer_expiry),
+            pending_bytes: core.pending_bytes,
+            read_cache_bytes: 64 << 20,
+        }
+    }
+}
+
+impl BrokerSettings {
+    /// The core's settings; `local`: the metadata store is on this machine.
+    pub(crate) fn core(&self, local: bool) -> refstream_core::Settings {
+        let (linger, death_after) = if local { (5, 1_500) } else { (100, 10_000) };
+        refstream_core::Settings {
+            slots_in_flight: self.slots_in_flight,
+            checkpoint_slots: self.checkpoint_slots,
+            linger: self.linger.map_or(Duration::from_millis(linger), |p| p.0),
+            death_after: self.death_after.map_or(Duration::from_millis(death_after), |p| p.0),
+            fence_check: self.fence_check.0,
+            producer_expiry: self.producer_expiry.0,
+            pending_bytes: self.pending_bytes,
+            ..refstream_core::Settings::default()
+        }
+    }
+
+    fn validate(&self) -> Result<(), Failure> {
+        let refuse =
+            |setting: &str, why: &str| Err(Failure::usage(format!("the setting broker.{setting} is refused: {why}")));
+        if !(1..=64).contains(&self.slots_in_flight) {
+            return refuse("slots_in_flight", "use 1 to 64");
+        }
+        if !(1..=65_536).contains(&self.checkpoint_slots) {
+            return refuse("checkpoint_slots", "use 1 to 65536");
+        }
+        if self.producer_expiry.0 < Duration::from_secs(7 * 86_400) {
+            return refuse(
+                "producer_expiry",
+                "use at least 7days: a producer that retries for longer than the expiry could be appended twice",
+            );
+        }
+        if self.pending_bytes < 8 << 20 {
+            return refuse("pending_bytes", "use at least 8388608");
+        }
+        Ok(())
+    }
+}
+
+/// Settings together with where each came from.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    pub(crate) settings: Settings,
+    figment: Figment,
+}
+
+/// Flags as a layer of their own: dotted path and value.
+pub(crate) type Flags = Vec<(&'static str, Option<String>)>;
+
+fn flag_layer(flags: Flags) -> Dict {
+    let mut layer = Dict::new();
+    for (path, value) in flags {
+        if let Some(value) = value {
+            let nested = path
+                .rsplit('.')
+                .fold(Value::from(value), |inner, part| Value::from(Dict::from([(part.to_owned(), inner)])));
+            if let Value::Dict(_, dict) = nested {
+                merge(&mut layer, dict);
+            }
+        }
+    }
+    layer
+}
+
+fn merge(into: &mut Dict, from: Dict) {
+    for (key, value) in from {
+        match (into.get_mut(&key), value) {
+            (Some(Value::Dict(_, inner)), Value::Dict(_, more)) => merge(inner, more),
+            (_, value) => {
+                into.insert(key, value);
+            }
+        }
+    }
+}
+
+fn file(global: &Global) -> Result<Option<PathBuf>, Failure> {
+    let asked = global.config.clone().or_else(|| std::env::var_os("REFSTREAM_CONFIG").map(PathBuf::from));
+    if let Some(path) = asked {
+        return if path.is_file() {
+            Ok(Some(path))
+        } else {
+            Err(Failure::usage(format!("the configuration file {} does not exist or is no file", path.display())))
+        };
+    }
+    let home = std::env::var_os("XDG_CONFIG_HOME")
+        .map(PathBuf::from)
+        .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".config")));
+    let candidates = [Some(PathBuf::from("refstream.toml")), home.map(|home| home.join("refstream/config.toml"))];
+    Ok(candidates.into_iter().flatten().find(|path| path.is_file()))
+}
+
+/// Loads all layers.
+pub(crate) fn load(global: &Global, flags: Flags) -> Result<Loaded, Failure> {
+    let mut figment = Figment::from(Serialized::defaults(Settings::default()));
+    if let Some(path) = file(global)? {
+        figment = figment.merge(Toml::file_exact(path));
+    }
+    let known = |name: &figment::value::UncasedStr| {
+        let name = name.as_str().to_ascii_lowercase();
+        matches!(name.as_str(), "endpoint" | "timeout") || name.starts_with("broker__") || name.starts_with("stores__")
+    };
+    figment = figment.merge(Env::prefixed("REFSTREAM_").filter(known).split("__"));
+    let mut all: Flags = vec![("endpoint", global.endpoint.clone()), ("timeout", global.timeout.clone())];
+    all.extend(flags);
+    // `Serialized` reports where it was called; the name says what it is.
+    figment = figment.merge(Named { name: "flag", layer: flag_layer(all) });
+    let settings: Settings = figment
+        .extract()
+        .map_err(|error| Failure::usage(format!("the configuration is invalid: {}", describe(&error))))?;
+    settings.broker.validate()?;
+    Ok(Loaded { settings, figment })
+}
+
+fn describe(error: &figment::Error) -> String {
+    error
+        .clone()
+        .into_iter()
+        .map(|e| {
+            let from = e.metadata.as_ref().map(|m| format!(" (from {})", origin(m))).unwrap_or_default();
+            let path = e.path.join(".");
+            if path.is_empty() { format!("{}{from}", e.kind) } else { format!("{path}: {}{from}", e.kind) }
+        })
+        .collect::<Vec<_>>()
+        .join("; ")
+}
+
+fn origin(metadata: &figment::Metadata) -> String {
+    match &metadata.source {
+        Some(Source::File(path)) => format!("file {}", path.display()),
+        _ if metadata.name.contains("environment") => "environment".into(),
+        _ if metadata.name == "flag" => "flag".into(),
+        _ => "default".into(),
+    }
+}
+
+struct Named {
+    name: &'static str,
+    layer: Dict,
+}
+
+impl figment::Provider for Named {
+    fn metadata(&self) -> figment::Metadata {
+        figment::Metadata::named(self.name)
+    }
+    fn data(&self) -> Result<figment::value::Map<Profile, Dict>, figment::Error> {
+        Ok(figment::value::Map::from([(Profile::Default, self.layer.clone())]))
+    }
+}
+
+impl Loaded {
+    /// Every setting: dotted name, value, where it came from.
+    pub(crate) fn origins(&self) -> Vec<(String, serde_json::Value, String)> {
+        fn walk(at: &str, value: &serde_json::Value, each: &mut dyn FnMut(&str, &serde_json::Value)) {
+            match value {
+                serde_json::Value::Object(fields) if !fields.is_empty() => {
+                    for (name, value) in fields {
+                        walk(&if at.is_empty() { name.clone() } else { format!("{at}.{name}") }, value, each);
+                    }
+                }
+                leaf => each(at, leaf),
+            }
+        }
+        let mut found = Vec::new();
+        let value = serde_json::to_value(&self.settings).unwrap_or_default();
+        walk("", &value, &mut |name, value| {
+            let from = self.figment.find_metadata(name).map_or_else(|| "default".into(), origin);
+            found.push((name.to_owned(), value.clone(), from));
+        });
+        found
+    }
+}
+
+/// The client's options from all layers. `REFSTREAM_ACCESS_KEY` and `REFSTREAM_SECRET_KEY` are for the deployment's stores only;
+/// without them the usual AWS chain applies.
+pub(crate) fn client_options(global: &Global) -> Result<ClientOptions, Failure> {
+    let settings = load(global, Vec::new())?.settings;
+    let mut options = ClientOptions::new(settings.endpoint);
+    options.timeout = settings.timeout.0;
+    match (std::env::var("REFSTREAM_ACCESS_KEY"), std::env::var("REFSTREAM_SECRET_KEY")) {
+        (Ok(access_key), Ok(secret_key)) => options.credentials = Some(StoreCredentials { access_key, secret_key }),
+        (Err(_), Err(_)) => {}
+        _ => return Err(Failure::usage("set both REFSTREAM_ACCESS_KEY and REFSTREAM_SECRET_KEY, or neither")),
+    }
+    Ok(options)
+}
+
+/// Connects.
+pub(crate) async fn connect(global: &Global) -> Result<Client, Failure> {
+    let options = client_options(global)?;
+    if !options.endpoint.starts_with("http://") && !options.endpoint.starts_with("https://") {
+        return Err(Failure::new(
+            Exit::Usage,
+            format!(
+                "the endpoint {:?} is no URL: use http://HOST:PORT, for example http://127.0.0.1:7400",
+                options.endpoint
+            ),
+        ));
+    }
+    Ok(Client::connect_with(options).await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn global() -> Global {
+        Global { endpoint: None, timeout: None, config: None, output: crate::Format::Json, verbose: 0 }
+    }
+
+    #[test]
+    fn a_flag_wins_and_says_so() {
+        let mut global = global();
+        global.endpoint = Some("http://127.0.0.1:9".into());
+        let loaded = load(&global, vec![("broker.listen", Some("127.0.0.1:1".into()))]).unwrap();
+        assert_eq!(loaded.settings.endpoint, "http://127.0.0.1:9");
+        assert_eq!(loaded.settings.broker.listen.port(), 1);
+        let origins = loaded.origins();
+        let from = |name: &str| origins.iter().find(|(n, ..)| n == name).map(|(_, _, from)| from.as_str());
+        assert_eq!(from("endpoint"), Some("flag"));
+        assert_eq!(from("broker.listen"), Some("flag"));
+        assert_eq!(from("broker.http"), Some("default"));
+    }
+
+    #[test]
+    fn a_bad_value_names_itself_and_its_origin() {
+        let failure = load(&global(), vec![("broker.listen", Some("nowhere".into()))]).unwrap_err();
+        let text = failure.text().unwrap();
+        assert!(text.contains("broker.listen") && text.contains("flag"), "{text}");
+        assert_eq!(failure.exit(), Exit::Usage);
+    }
+
+    #[test]
+    fn an_unknown_setting_in_a_file_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("refstream.toml");
+        std::fs::write(&path, "[broker]\nlisten_on = \"127.0.0.1:1\"\n").unwrap();
+        let mut global = global();
+        global.config = Some(path);
+        let text = load(&global, Vec::new()).unwrap_err().text().unwrap().to_owned();
+        assert!(text.contains("listen_on") && text.contains("refstream.toml"), "{text}");
+    }
+}

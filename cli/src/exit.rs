@@ -1,0 +1,95 @@
+//! How a command ends.
+
+use std::{fmt::Display, process::ExitCode};
+
+/// Exit codes; part of the command's contract.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// Something failed.
+    Failed = 1,
+    /// The command line or configuration is wrong.
+    Usage = 2,
+    /// Not permitted.
+    NotAuthorised = 3,
+    /// No broker or store answers.
+    Unreachable = 4,
+    /// Something is not what its reference says.
+    Verification = 5,
+    /// Ctrl-C.
+    Interrupted = 130,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+/// Why a command failed: an exit code and, unless it was said already, a text for people.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    exit: Exit,
+    text: Option<String>,
+}
+
+impl Failure {
+    pub(crate) fn new(exit: Exit, text: impl Display) -> Self {
+        Self { exit, text: Some(text.to_string()) }
+    }
+    pub(crate) fn failed(text: impl Display) -> Self {
+        Self::new(Exit::Failed, text)
+    }
+    pub(crate) fn usage(text: impl Display) -> Self {
+        Self::new(Exit::Usage, text)
+    }
+    /// The command's own output has said it all.
+    pub(crate) fn said(exit: Exit) -> Self {
+        Self { exit, text: None }
+    }
+    pub(crate) fn interrupted() -> Self {
+        Self::new(Exit::Interrupted, "interrupted")
+    }
+    pub(crate) fn exit(&self) -> Exit {
+        self.exit
+    }
+    pub(crate) fn text(&self) -> Option<&str> {
+        self.text.as_deref()
+    }
+}
+
+impl From<refstream::types::InvalidName> for Failure {
+    fn from(error: refstream::types::InvalidName) -> Self {
+        Self::usage(error)
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        Self::failed(error)
+    }
+}
+
+/// Errors of the SDK answer with a class; the exit code follows from it.
+macro_rules! from_sdk {
+    ($($error:ident),+) => {$(
+        impl From<refstream::$error> for Failure {
+            fn from(error: refstream::$error) -> Self {
+                Self::new(error.class().into(), error)
+            }
+        }
+    )+};
+}
+
+from_sdk!(ConnectError, TopicError, UploadError, ProduceError, ConsumeError, FetchError, BackfillError);
+
+impl From<refstream::ErrorClass> for Exit {
+    fn from(class: refstream::ErrorClass) -> Self {
+        use refstream::ErrorClass as Class;
+        match class {
+            Class::Unreachable => Self::Unreachable,
+            Class::NotAuthorised => Self::NotAuthorised,
+            Class::VerificationFailed => Self::Verification,
+            _ => Self::Failed,
+        }
+    }
+}
