@@ -148,5 +148,6 @@ async fn connection(stream: TcpStream, service: S3Service, mut stopped: watch::R
     }
 }
 
-#[cfg(all(test, feature = "s3"))]
+#[cfg(test)]
+#[cfg(feature = "s3")]
 mod tests;

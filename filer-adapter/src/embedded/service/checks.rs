@@ -137,13 +137,14 @@ impl Promised {
     /// The checksums as an answer repeats them.
     pub(super) fn into_answer(self) -> dto::Checksum {
         let [crc32, crc32c, crc64nvme, sha1, sha256] = self.all;
-        let mut answer = dto::Checksum::default();
-        answer.checksum_crc32 = crc32;
-        answer.checksum_crc32c = crc32c;
-        answer.checksum_crc64nvme = crc64nvme;
-        answer.checksum_sha1 = sha1;
-        answer.checksum_sha256 = sha256;
-        answer
+        dto::Checksum {
+            checksum_crc32: crc32,
+            checksum_crc32c: crc32c,
+            checksum_crc64nvme: crc64nvme,
+            checksum_sha1: sha1,
+            checksum_sha256: sha256,
+            ..dto::Checksum::default()
+        }
     }
 }
 
