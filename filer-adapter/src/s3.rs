@@ -495,7 +495,17 @@ impl BlobStore for S3Store {
     }
 
     async fn get(&self, key: &Key, options: &GetOptions) -> Result<Found, StoreError> {
-        (|| self.get_once(key, options)).retry(self.shared.backoff()).when(StoreError::is_retryable).await
+        let got = (|| self.get_once(key, options)).retry(self.shared.backoff()).when(StoreError::is_retryable).await;
+        match got {
+            // 416: the range starts at or beyond the end of an object that is there, and is the one that was meant.
+            Err(error) if error.kind == StoreErrorKind::Invalid && error.message.starts_with("416") => {
+                let meta = BlobStore::head(self, key).await?;
+                let meta =
+                    meta.ok_or(StoreError { kind: StoreErrorKind::NotFound, message: String::new(), ..error })?;
+                Ok(Found { meta, body: futures::stream::empty().boxed() })
+            }
+            other => other,
+        }
     }
 
     async fn head(&self, key: &Key) -> Result<Option<ObjectMeta>, StoreError> {
