@@ -91,7 +91,7 @@ impl Compactor {
             Tier::Fresh,
             (&topic.name, topic.id),
             self.stores.clone(),
-            FRESH_ROW_GROUP_BYTES,
+            (file.spans.iter().map(spans::rows).sum(), FRESH_ROW_GROUP_BYTES),
         )?;
         for pass in source::passes(&file.batches) {
             if let Err(error) = self.copy_pass(&mut output, pass).await {

@@ -7,7 +7,7 @@ use crate::{
     encode::RowEncoder,
     stores::Stores,
     upload::Upload,
-    writer::{BATCH_BYTES, BATCH_ROWS, Description, FileWriter, properties, raw_bytes},
+    writer::{BATCH_BYTES, BATCH_ROWS, Description, FileWriter, properties_for, raw_bytes},
 };
 use arrow::array::RecordBatch;
 use refstream_filer_adapter::BlobStore;
@@ -81,10 +81,10 @@ impl Output {
         tier: Tier,
         topic: (&TopicName, TopicId),
         stores: Stores,
-        group_bytes: usize,
+        (rows, group_bytes): (u64, usize),
     ) -> Result<Self, CompactError> {
         let uri = files.uri(&key);
-        let writer = FileWriter::new(properties(), group_bytes)
+        let writer = FileWriter::new(properties_for(rows), group_bytes)
             .map_err(|error| CompactError::Write { uri: uri.clone(), why: error.to_string() })?;
         Ok(Self {
             uri,

@@ -170,7 +170,7 @@ impl Compactor {
             Tier::Data,
             (&topic.name, topic.id),
             self.stores.clone(),
-            ROW_GROUP_BYTES,
+            (segments.iter().map(spans::rows).sum(), ROW_GROUP_BYTES),
         )?;
         if let Err(error) = self.merge(&mut output, inputs).await {
             output.abandon().await;

@@ -40,6 +40,8 @@ struct Inner {
     objects: BTreeMap<Key, Bytes>,
     operations: u64,
     fault: Option<(u64, Fault)>,
+    /// Those of them that change something.
+    writes: Vec<u64>,
     reads: Vec<(Key, u64)>,
     seed: u64,
 }
@@ -54,11 +56,11 @@ impl MapStore {
         inner.fault = Some((operation, fault));
         inner.operations = 0;
     }
-    /// Works again; returns how many operations there were since the last call.
-    pub(crate) fn revive(&self) -> u64 {
+    /// Works again; returns how many operations there were since the last call, and which of them change something.
+    pub(crate) fn revive(&self) -> (u64, Vec<u64>) {
         let mut inner = self.0.lock().unwrap();
         inner.fault = None;
-        std::mem::take(&mut inner.operations)
+        (std::mem::take(&mut inner.operations), std::mem::take(&mut inner.writes))
     }
     pub(crate) fn keys(&self, prefix: &str) -> Vec<Key> {
         self.0.lock().unwrap().objects.keys().filter(|key| key.as_str().starts_with(prefix)).cloned().collect()
@@ -101,6 +103,10 @@ impl MapStore {
     fn run<T>(&self, key: &Key, operation: &'static str, act: impl FnOnce(&mut Inner) -> T) -> Result<T, StoreError> {
         let mut inner = self.0.lock().unwrap();
         inner.operations += 1;
+        if !matches!(operation, "read" | "get" | "head" | "list") {
+            let at = inner.operations;
+            inner.writes.push(at);
+        }
         let error = || StoreError {
             kind: StoreErrorKind::Unavailable,
             operation,
@@ -473,7 +479,7 @@ pub(crate) fn record(n: u64) -> Record {
         4 => vec![binary("b"), text("ä", "ö")],
         _ => vec![text("job", "import-1")],
     };
-    if n % 3 == 0 {
+    if n.is_multiple_of(3) {
         record.event_time = Some(Timestamp::from_micros(-1_000_000 * n as i64));
         record.source_name = Some(format!("pictures/2026/ü{n}.png"));
         record.source_mtime = Some(Timestamp::from_micros(1_700_000_000_000_001 + n as i64));

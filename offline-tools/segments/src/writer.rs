@@ -88,6 +88,11 @@ fn path(text: &str) -> ColumnPath {
 
 /// The writer properties of every file.
 pub fn properties() -> WriterProperties {
+    properties_for(ROW_GROUP_ROWS as u64)
+}
+
+/// The same for a file of so many rows: bloom filters start no larger than they need to be.
+pub(crate) fn properties_for(rows: u64) -> WriterProperties {
     let mut builder = WriterProperties::builder()
         .set_writer_version(WriterVersion::PARQUET_1_0)
         .set_created_by(created_by())
@@ -135,7 +140,7 @@ pub fn properties() -> WriterProperties {
     for column in ["key", "content_hash"] {
         builder = builder
             .set_column_bloom_filter_fpp(path(column), BLOOM_FALSE_POSITIVES)
-            .set_column_bloom_filter_max_ndv(path(column), ROW_GROUP_ROWS as u64);
+            .set_column_bloom_filter_max_ndv(path(column), rows.clamp(1, ROW_GROUP_ROWS as u64));
     }
     builder.build()
 }

@@ -178,11 +178,12 @@ async fn a_crash_at_any_point_loses_and_doubles_nothing() {
     compactor.compact(&deployment.topic, &segments[..1], false).await.unwrap();
     whole.revive();
     compactor.compact(&deployment.topic, &segments, true).await.unwrap();
-    let operations = whole.revive();
-    assert!(operations > 30, "{operations}");
+    let (operations, writes) = whole.revive();
+    assert!(operations > 30 && writes.len() > 8, "{operations} {writes:?}");
 
     for fault in [Fault::Before, Fault::After] {
-        for at in 1..=operations {
+        // A read whose answer is lost leaves what a read that did not happen leaves.
+        for at in (1..=operations).filter(|at| fault == Fault::Before || writes.contains(at)) {
             let store = deployment.store.fork();
             let first = deployment.compactor_on(&store, runtime(at));
             first.compact(&deployment.topic, &segments[..1], false).await.unwrap();
@@ -211,7 +212,7 @@ async fn a_crash_at_any_point_loses_and_doubles_nothing() {
 async fn two_compactors_at_once_write_no_row_twice() {
     let (mut deployment, segments) = three().await;
     deployment.topic.config.file_bytes = 6 << 10;
-    for seed in 0..40 {
+    for seed in 0..16 {
         let store = deployment.store.fork();
         store.seed(seed);
         let (one, two) =

@@ -32,7 +32,7 @@ fn row(partition: u32, offset: u64, record: Record) -> Row {
         partition: PartitionId(partition),
         offset: Offset(offset),
         append_time: Timestamp::from_micros(1_800_000_000_000_000 + offset as i64),
-        producer: (offset % 2 == 0).then_some(ProducerStamp {
+        producer: offset.is_multiple_of(2).then_some(ProducerStamp {
             id: ProducerId(u64::from(partition) << 32 | 5),
             epoch: ProducerEpoch(1),
             first: Sequence(offset),
