@@ -15,8 +15,13 @@ pub(super) fn open(dir: &Path) -> Arc<FileStore> {
     FileStore::open(dir, "refstream", FileStoreOptions { fsync: false, ..FileStoreOptions::default() }).unwrap()
 }
 
+/// Bytes that repeat only every 65,521, a prime: what lands in the wrong place shows.
 pub(super) fn pattern(size: usize, seed: u8) -> Bytes {
-    (0..size).map(|at| (at as u8).wrapping_mul(31).wrapping_add(seed) ^ (at >> 8) as u8).collect()
+    let block: Vec<u8> =
+        (0..65_521_usize).map(|at| (at as u8).wrapping_mul(31).wrapping_add(seed) ^ (at >> 8) as u8).collect();
+    let mut bytes = block.repeat(size / block.len() + 1);
+    bytes.truncate(size);
+    bytes.into()
 }
 
 async fn put(store: &FileStore, at: &str, bytes: &[u8]) {

@@ -74,13 +74,15 @@ impl Checks {
         }
     }
 
-    /// Takes a whole body, into `receiver` unless it is only to be read. Gives the checks that remain: the CRC32C.
+    /// Takes a whole body, into `receiver` unless it is only to be read. Gives the checks that remain: the CRC32C. A body that
+    /// the disk does not take is read to its end all the same: a client that is still sending would not see the answer.
     pub(super) async fn receive(
         mut self,
         body: Option<StreamingBlob>,
         mut receiver: Option<&mut Receiver>,
     ) -> S3Result<Promised> {
         let mut hasher = self.hasher();
+        let mut failed = None;
         let mut md5 = self.md5.as_ref().map(|_| Md5::new());
         if let Some(mut body) = body {
             while let Some(piece) = body.next().await {
@@ -89,10 +91,16 @@ impl Checks {
                 if let Some(md5) = &mut md5 {
                     md5.update(&piece);
                 }
-                if let Some(receiver) = receiver.as_deref_mut() {
-                    receiver.push(piece).await.map_err(|error| service_error(&error))?;
+                if let Some(receiving) = receiver.as_deref_mut()
+                    && let Err(error) = receiving.push(piece).await
+                {
+                    failed = Some(service_error(&error));
+                    receiver = None;
                 }
             }
+        }
+        if let Some(failed) = failed {
+            return Err(failed);
         }
         if let Some(trailer) = self.trailer.as_ref().and_then(TrailingHeaders::take) {
             for (index, algorithm) in ALGORITHMS.iter().enumerate() {
