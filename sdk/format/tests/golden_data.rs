@@ -1,6 +1,8 @@
 //! Golden files of batches, journals, epochs and payload formats: each is read and compared with what it was made of, then
 //! written again to equal bytes. `REFSTREAM_WRITE_GOLDEN=1` writes them.
 
+#![allow(clippy::unwrap_used)]
+
 use bytes::Bytes;
 use refstream_format::{
     batch::{BatchBuilder, EncodedBatch},
