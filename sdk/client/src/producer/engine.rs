@@ -269,7 +269,7 @@ impl Engine {
             }
         }
         for (endpoint, batches) in outgoing {
-            self.send_to(endpoint, batches);
+            self.send_to(endpoint, in_turns(batches));
         }
         if !self.waiting.is_empty() {
             self.look_up_or_identify();
@@ -310,11 +310,14 @@ impl Engine {
                 batches: Vec::new(),
             };
             let mut attempts = Vec::new();
+            let mut partitions = BTreeSet::new();
             let mut bytes = 0;
             while request.batches.len() < REQUEST_BATCHES
-                && let Some((partition, attempt, batch)) =
-                    batches.next_if(|(.., next)| bytes == 0 || bytes + next.len() <= REQUEST_BYTES)
+                && let Some((partition, attempt, batch)) = batches.next_if(|(partition, _, next)| {
+                    !partitions.contains(partition) && (bytes == 0 || bytes + next.len() <= REQUEST_BYTES)
+                })
             {
+                partitions.insert(partition);
                 bytes += batch.len();
                 attempts.push((partition, attempt));
                 request.batches.push(v1::PartitionBatch { partition, batch });
@@ -507,6 +510,19 @@ impl Engine {
     }
 }
 
+/// A request holds at most one batch of a partition: first the first batch of each partition, then the second, and so on.
+fn in_turns(mut batches: Vec<(u32, Attempt, Bytes)>) -> Vec<(u32, Attempt, Bytes)> {
+    let mut turns = Vec::with_capacity(batches.len());
+    let mut turn = 0_u32;
+    for (at, (partition, ..)) in batches.iter().enumerate() {
+        turn = if at > 0 && batches[at - 1].0 == *partition { turn + 1 } else { 0 };
+        turns.push(turn);
+    }
+    let mut order: Vec<usize> = (0..batches.len()).collect();
+    order.sort_by_key(|at| turns[*at]);
+    order.into_iter().map(|at| (batches[at].0, batches[at].1, std::mem::take(&mut batches[at].2))).collect()
+}
+
 /// However the engine ends, nobody waits for ever: what is being built or undecided fails, and nothing more is taken.
 impl Drop for Engine {
     fn drop(&mut self) {
@@ -532,3 +548,6 @@ impl Drop for Engine {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
