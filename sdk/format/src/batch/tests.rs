@@ -90,8 +90,10 @@ fn an_empty_builder_makes_no_batch_and_a_finished_one_is_empty() {
 
 #[test]
 fn a_packed_blob_takes_at_most_70_bytes() {
-    let batch = built(&(0..500).map(packed).collect::<Vec<_>>());
-    let each = batch.bytes().len() / 500;
+    let mut builder = BatchBuilder::new();
+    (0..500).for_each(|n| builder.push(&packed(n)).unwrap());
+    // Before compression, which does nothing for real hashes.
+    let each = (builder.bytes() + BATCH_HEADER_BYTES) / 500;
     assert!(each <= 70, "{each} bytes a record");
 }
 
