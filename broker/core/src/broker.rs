@@ -158,7 +158,8 @@ impl Broker {
                 Err(error) => turn.emit(Effect::Reply { ticket, reply: Reply::Closed(Err(error)) }),
             },
             Input::Drain { ticket } => self.drain(turn, ticket),
-            Input::Tick => {}
+            // The wish is spent, even if it came early.
+            Input::Tick => self.wake = None,
             Input::Done { op, done } => {
                 if let Some(ended) = self.operations.done(turn, op, done) {
                     self.answered(turn, ended)?;

@@ -32,8 +32,9 @@ use std::{
     time::Duration,
 };
 
-/// The most slots that any writer may have created and not committed. Recovery assumes it of every writer.
-pub(crate) const MAX_SLOTS_IN_FLIGHT: u64 = 64;
+/// The most slots that any writer may have created and not committed; larger settings are cut to it. Recovery assumes it of
+/// every writer, whatever its settings were. Twice this is the widest gap of a journal (the chain's `MAX_GAP`).
+pub const MAX_SLOTS_IN_FLIGHT: u64 = 32;
 /// Slots below a checkpoint are freed only once this many slots above it are committed, so that recovery, which knows the tip
 /// only to within [`MAX_SLOTS_IN_FLIGHT`], finds a checkpoint that it can trust (invariant *checkpoint-margin*).
 pub(crate) const CHECKPOINT_MARGIN: u64 = 2 * MAX_SLOTS_IN_FLIGHT;
@@ -60,6 +61,8 @@ pub(crate) struct Placement {
     pub(crate) answers: Vec<Answered>,
     pub(crate) marks: Vec<Mark>,
     pub(crate) has_checkpoint: bool,
+    /// It is written even without entries.
+    pub(crate) needs_slot: bool,
 }
 
 /// A slot that was placed and is not released.
@@ -177,7 +180,7 @@ impl JournalWriter {
         placement: Placement,
     ) -> Slot {
         let slot = self.next;
-        let Placement { entries, answers, marks, has_checkpoint } = placement;
+        let Placement { entries, answers, marks, has_checkpoint, needs_slot: _ } = placement;
         let object = JournalObject::Entries { epoch: self.epoch, slot, token, checkpoint: self.checkpoint(), entries };
         let locations = object.locations();
         let bytes = object.encode();

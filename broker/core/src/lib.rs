@@ -47,5 +47,6 @@ pub use interface::{
     AppendError, Appended, CommitOutcome, Done, Effect, Identity, Input, Now, OpId, OperationError, Phase, Reply,
     Settings, Status, StopReason, Ticket, TopicOperation,
 };
+pub use journal_writer::MAX_SLOTS_IN_FLIGHT;
 #[cfg(feature = "mutations")]
 pub use mutation::Mutation;

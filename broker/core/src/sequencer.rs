@@ -14,8 +14,9 @@
 //! # Answers
 //!
 //! Everything said about a batch, good or bad, relies on batches placed before it, so it is said when the slot placed last is
-//! released (invariant *answers-rely-on-the-durable*). A duplicate of an undecided batch thereby shares its outcome. If the broker
-//! ends first, the outcome is unknown.
+//! released (invariant *answers-rely-on-the-durable*). A duplicate of an undecided batch thereby shares its outcome. A refusal
+//! gets a slot of its own where nothing else is written (invariant *fenced-brokers-refuse-nothing*): a broker that was fenced
+//! while it slept would otherwise refuse by what it knew then. If the broker ends first, the outcome is unknown.
 
 use crate::{
     broker::{Broker, Life},
@@ -176,7 +177,7 @@ impl Broker {
             size += self.add_ends(slot, &mut placement);
         }
         let _ = size;
-        if placement.entries.is_empty() && !proof && !idle {
+        if placement.entries.is_empty() && !placement.needs_slot && !proof && !idle {
             for answered in placement.answers {
                 let wait = self.journal.as_mut().and_then(|journal| journal.wait(answered));
                 if let Some(answered) = wait {
@@ -288,7 +289,11 @@ impl Broker {
             Verdict::Duplicate { base_offset, append_time } => {
                 Ok(Appended { base_offset, append_time, duplicate: true })
             }
-            Verdict::Refused(error) => Err(error),
+            Verdict::Refused(error) => {
+                // The producer may know better than a broker that was fenced without noticing.
+                placement.needs_slot = true;
+                Err(error)
+            }
             Verdict::Fresh => {
                 if segment.first_batch.is_some_and(|(_, first)| first.day() != append_time.day()) && !broken {
                     // A segment holds one UTC day.
