@@ -130,9 +130,9 @@ impl JournalWriter {
     pub(crate) fn in_flight(&self) -> usize {
         self.flights.values().filter(|f| f.committed.is_none()).count()
     }
-    /// Whether every placed slot is released.
+    /// Whether nobody waits for a placed slot.
     pub(crate) fn is_idle(&self) -> bool {
-        self.flights.is_empty()
+        self.flights.values().all(|flight| flight.answers.is_empty() && flight.marks.is_empty())
     }
     /// Whether another slot may be created now.
     pub(crate) fn has_room(&self) -> bool {

@@ -66,6 +66,10 @@ pub(crate) struct Startup {
     /// What the take-over will write.
     intents: Vec<Intent>,
     moves: u32,
+    /// The slot with the last `Adopt` entry of what was taken over.
+    adopted_by: Option<Slot>,
+    /// The recovery under way found its journal moved, and waits for a look at the log.
+    has_moved: bool,
     /// Damage that may be no more than our own being outdated.
     suspicion: Option<String>,
 }
@@ -141,6 +145,9 @@ impl Broker {
                     }
                     Outcome::Moved => {
                         self.operations.abandon(Recovery::owns);
+                        if let Some(startup) = self.startup() {
+                            startup.has_moved = true;
+                        }
                         self.watch_log(turn);
                         Ok(())
                     }
@@ -325,9 +332,11 @@ impl Broker {
             startup.step = Step::Adopting;
             self.finals.clear();
         }
-        let adopted = self.segments.values().all(|segment| segment.stage != Stage::Opened);
-        let durable = self.journal.as_ref().is_some_and(|j| j.released() >= Slot(1) && j.is_idle());
-        if matches!(startup.step, Step::Adopting) && adopted && durable {
+        let Some(journal) = self.journal.as_ref().filter(|_| matches!(startup.step, Step::Adopting)) else { return };
+        if startup.adopted_by.is_none() && self.segments.values().all(|segment| segment.stage != Stage::Opened) {
+            startup.adopted_by = Some(Slot(journal.next().0 - 1).max(Slot(1)));
+        }
+        if startup.adopted_by.is_some_and(|slot| slot <= journal.released()) {
             self.life = Life::Serving;
             self.place(turn);
         }
@@ -353,7 +362,9 @@ impl Broker {
         if let Some(why) = startup.suspicion.take() {
             return Err(StopReason::Damaged(why));
         }
-        if let Step::Recovering(recovery) = &mut startup.step {
+        if let Step::Recovering(recovery) = &mut startup.step
+            && std::mem::take(&mut startup.has_moved)
+        {
             startup.moves += 1;
             let epoch = recovery.epoch;
             if startup.moves > MOST_MOVES {

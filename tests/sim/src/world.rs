@@ -1,0 +1,793 @@
+//! Brokers, clients and the store in one thread.
+
+use crate::{
+    executor::{Clock, Executor},
+    history::{History, Place},
+    observer::Observer,
+    plan::{Blow, Plan},
+    producer::{Lane, Pending, batch},
+    shell::{Ended, Outside},
+};
+use rand::{Rng, SeedableRng, rngs::StdRng};
+use refstream_core::{
+    AppendError, Broker, Done, Effect, Identity, Input, Mutation, Now, Phase, Reply, StopReason, Ticket, TopicOperation,
+};
+use refstream_filer_adapter::{
+    Runtime,
+    memory::{Faults, MemoryStore},
+};
+use refstream_types::{AckMode, Layout, PartitionId, ProducerId, SegmentId, Timestamp, TopicId};
+use std::{
+    collections::{BTreeMap, VecDeque, hash_map::DefaultHasher},
+    hash::{Hash, Hasher},
+    sync::Arc,
+    time::Duration,
+};
+
+/// Steps after which a seed is given up: it goes round in circles.
+const MOST_STEPS: u64 = 2_000_000;
+/// What is left must be done within this time after the blows end.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+/// What to run.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Decides everything.
+    pub seed: u64,
+    /// A rule that the brokers break.
+    pub mutation: Mutation,
+    /// Print what happens.
+    pub verbose: bool,
+}
+
+/// What came of a seed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// The seed.
+    pub seed: u64,
+    /// Broken promises; none, hopefully.
+    pub violations: Vec<String>,
+    /// A digest of everything that happened: the same for the same seed.
+    pub trace: u64,
+    /// Batches that were acked.
+    pub acks: u64,
+    /// Processes that were started.
+    pub processes: usize,
+    /// How often which end came, by the first word of the reason.
+    pub stops: BTreeMap<String, u64>,
+}
+
+struct Process {
+    broker: Broker,
+    outside: Outside,
+    wake: Option<Duration>,
+    paused_until: Option<Duration>,
+    mailbox: VecDeque<Input>,
+    over: bool,
+    draining: bool,
+    /// Microseconds.
+    wall_offset: i64,
+}
+
+/// What a ticket was given for.
+#[derive(Clone, Copy, Debug)]
+enum Waiter {
+    Append { lane: usize, batch: usize },
+    Open { producer: usize },
+    Other,
+}
+
+struct World {
+    plan: Plan,
+    mutation: Mutation,
+    verbose: bool,
+    random: StdRng,
+    clock: Clock,
+    executor: Executor,
+    layout: Layout,
+    /// A client without faults.
+    store: MemoryStore,
+    processes: Vec<Process>,
+    ended: Ended,
+    starts: Vec<Duration>,
+    outages: Vec<(Duration, usize)>,
+    lanes: Vec<Lane>,
+    producers: Vec<Option<ProducerId>>,
+    opening: Vec<Option<Duration>>,
+    topics: Vec<Option<TopicId>>,
+    creating_at: Duration,
+    scratches: u32,
+    tickets: BTreeMap<u64, Waiter>,
+    next_ticket: u64,
+    history: History,
+    observer: Observer,
+    trace: DefaultHasher,
+    stops: BTreeMap<String, u64>,
+    calm: bool,
+    steps: u64,
+}
+
+/// Runs one seed.
+pub fn run(options: Options) -> Report {
+    let mut world = World::new(options);
+    world.play();
+    Report {
+        seed: options.seed,
+        violations: world.history.violations,
+        trace: world.trace.finish(),
+        acks: world.history.acks,
+        processes: world.processes.len(),
+        stops: world.stops,
+    }
+}
+
+impl World {
+    fn new(options: Options) -> Self {
+        let plan = Plan::new(options.seed);
+        let clock = Clock::new(options.seed);
+        let runtime: Arc<dyn Runtime> = Arc::new(clock.clone());
+        let store = MemoryStore::new(Arc::clone(&runtime));
+        let Ok(layout) = Layout::new("sim") else { unreachable!("the root is a key") };
+        let topics = plan.topics.len();
+        let producers = plan.producers;
+        Self {
+            observer: Observer::new(store.clone(), layout.clone(), plan.compact_every),
+            mutation: options.mutation,
+            verbose: options.verbose,
+            random: StdRng::seed_from_u64(options.seed ^ 0x5eed),
+            clock,
+            executor: Executor::default(),
+            layout,
+            store,
+            processes: Vec::new(),
+            ended: Ended::default(),
+            starts: vec![Duration::ZERO],
+            outages: Vec::new(),
+            lanes: Vec::new(),
+            producers: vec![None; producers],
+            opening: vec![None; producers],
+            topics: vec![None; topics],
+            creating_at: Duration::ZERO,
+            scratches: 0,
+            tickets: BTreeMap::new(),
+            next_ticket: 0,
+            history: History::default(),
+            trace: DefaultHasher::new(),
+            stops: BTreeMap::new(),
+            calm: false,
+            steps: 0,
+            plan,
+        }
+    }
+
+    fn say(&self, what: impl FnOnce() -> String) {
+        if self.verbose {
+            println!("{:>12.6} {}", self.clock.now().as_secs_f64(), what());
+        }
+    }
+
+    /// The whole life of a seed.
+    fn play(&mut self) {
+        self.say(|| format!("{:?}", self.plan));
+        let mut blows = VecDeque::from(std::mem::take(&mut self.plan.blows));
+        let calm_at = self.plan.calm_at;
+        while !self.is_broken() {
+            let next = blows.front().map_or(calm_at, |(at, _)| *at);
+            self.run_until(next, |_| false);
+            match blows.pop_front() {
+                Some((_, blow)) => self.strike(blow),
+                None => break,
+            }
+        }
+        self.heal();
+        let end = self.clock.now() + PATIENCE;
+        if !self.run_until(end, |world| world.is_done()) && !self.is_broken() {
+            let left: Vec<_> = self.lanes.iter().filter(|lane| !lane.is_done()).map(|lane| lane.place).collect();
+            let status = self.processes.last().map(|p| p.broker.status(self.time(p)));
+            let topics = &self.topics;
+            self.history.violation(format!("not done after {PATIENCE:?}: {left:?} of {topics:?}, {status:?}"));
+        }
+        if self.is_broken() {
+            return;
+        }
+        if let Some(last) = self.newest() {
+            let ticket = self.ticket(Waiter::Other);
+            self.processes[last].draining = true;
+            self.give(last, Input::Drain { ticket });
+            let end = self.clock.now() + PATIENCE;
+            if !self.run_until(end, |world| world.processes[last].over) && !self.is_broken() {
+                let process = &self.processes[last];
+                let status = process.broker.status(self.time(process));
+                self.history.violation(format!("not drained after {PATIENCE:?}: {status:?}"));
+            }
+        }
+        if self.is_broken() {
+            return;
+        }
+        self.judge();
+    }
+
+    fn judge(&mut self) {
+        self.observer.follow(&mut self.history);
+        let partitions = self.lanes.iter().map(|lane| lane.place);
+        let partitions = partitions.filter(|(topic, _)| self.topics.contains(&Some(*topic))).collect();
+        let read = self.observer.read_all(&mut self.executor, &self.clock, &mut self.history);
+        let read = read.into_iter().filter(|((place, _), _)| self.topics.contains(&Some(place.0))).collect();
+        self.history.judge(&partitions, &read);
+    }
+
+    fn is_broken(&self) -> bool {
+        !self.history.violations.is_empty()
+    }
+
+    fn is_done(&self) -> bool {
+        let serving = self.newest().is_some_and(|newest| {
+            let process = &self.processes[newest];
+            process.broker.status(self.time(process)).phase == Phase::Serving
+        });
+        serving
+            && self.starts.is_empty()
+            && self.topics.iter().all(Option::is_some)
+            && self.lanes.iter().all(Lane::is_done)
+    }
+
+    /// Lets time pass until `end`, or until `done`; whether it was `done` that ended it.
+    fn run_until(&mut self, end: Duration, done: impl Fn(&Self) -> bool) -> bool {
+        loop {
+            self.settle();
+            if self.is_broken() || done(self) {
+                return done(self);
+            }
+            let next = self.next_moment();
+            if next > end {
+                self.clock.advance(end);
+                return false;
+            }
+            self.clock.advance(next);
+            self.steps += 1;
+            if self.steps > MOST_STEPS {
+                let what = format!("goes round in circles at {next:?}");
+                self.history.violation(what);
+                return false;
+            }
+            self.moment();
+        }
+    }
+
+    /// Runs tasks and hands their ends to the brokers until everybody waits.
+    fn settle(&mut self) {
+        loop {
+            self.executor.run();
+            let ended = std::mem::take(&mut *self.ended.borrow_mut());
+            if ended.is_empty() {
+                return;
+            }
+            for (process, op, done) in ended {
+                match &done {
+                    Done::Commit(outcome) => (process, op.0, std::mem::discriminant(outcome)).hash(&mut self.trace),
+                    done => (process, op.0, std::mem::discriminant(done)).hash(&mut self.trace),
+                }
+                self.say(|| {
+                    let done = format!("{done:?}");
+                    format!("process {process}: {op:?} {}", done.chars().take(100).collect::<String>())
+                });
+                self.give(process, Input::Done { op, done });
+            }
+        }
+    }
+
+    fn next_moment(&self) -> Duration {
+        let processes = self.processes.iter().filter(|p| !p.over);
+        let wakes = processes.filter_map(|p| if p.paused_until.is_some() { p.paused_until } else { p.wake });
+        let lanes = self.lanes.iter().filter(|lane| !lane.is_done()).map(|lane| lane.at);
+        let creating = (!self.topics.iter().all(Option::is_some)).then_some(self.creating_at);
+        let outages = self.outages.iter().map(|(at, _)| *at);
+        let next = wakes
+            .chain(lanes)
+            .chain(creating)
+            .chain(outages)
+            .chain(self.starts.iter().copied())
+            .chain(self.clock.next_timer())
+            .chain([self.observer.next_look()])
+            .min();
+        next.unwrap_or(Duration::MAX).max(self.clock.now())
+    }
+
+    /// Does what is due.
+    fn moment(&mut self) {
+        let now = self.clock.now();
+        while let Some(at) = self.starts.iter().position(|at| *at <= now) {
+            self.starts.remove(at);
+            self.start();
+        }
+        while let Some(at) = self.outages.iter().position(|(at, _)| *at <= now) {
+            let (_, process) = self.outages.remove(at);
+            if !self.processes[process].over {
+                self.processes[process].outside.store.set_cut_off(false);
+            }
+        }
+        for process in 0..self.processes.len() {
+            if self.processes[process].over {
+                continue;
+            }
+            if self.processes[process].paused_until.is_some_and(|until| until <= now) {
+                self.say(|| format!("process {process} goes on"));
+                self.processes[process].paused_until = None;
+                while let Some(input) = self.processes[process].mailbox.pop_front() {
+                    self.give(process, input);
+                }
+            }
+            let due = self.processes[process].wake.is_some_and(|at| at <= now);
+            if due && self.processes[process].paused_until.is_none() && !self.processes[process].over {
+                self.processes[process].wake = None;
+                self.give(process, Input::Tick);
+            }
+        }
+        if self.observer.next_look() <= now {
+            self.observe();
+        }
+        if self.creating_at <= now {
+            self.create_topics();
+        }
+        for lane in 0..self.lanes.len() {
+            if self.lanes[lane].at <= now && !self.lanes[lane].is_done() {
+                self.advance_lane(lane);
+            }
+        }
+    }
+
+    // Processes.
+
+    fn time(&self, process: &Process) -> Now {
+        let now = self.clock.now();
+        let wall = self.plan.wall + now.as_micros() as i64 + process.wall_offset;
+        Now { monotonic: now, wall: Timestamp::from_micros(wall) }
+    }
+
+    fn start(&mut self) {
+        let process = self.processes.len();
+        let faults = if self.calm { self.calm_faults() } else { self.plan.faults.clone() };
+        let runtime: Arc<dyn Runtime> = Arc::new(self.clock.clone());
+        let store = self.store.client(&format!("process {process}"), runtime, self.random.random(), faults);
+        let now = self.clock.now();
+        if now < self.plan.store_up_at {
+            store.set_cut_off(true);
+            self.outages.push((self.plan.store_up_at, process));
+        }
+        let outside = Outside {
+            store,
+            clock: self.clock.clone(),
+            layout: self.layout.clone(),
+            ended: Ended::clone(&self.ended),
+            process,
+        };
+        let identity = Identity {
+            endpoint: format!("http://process-{process}"),
+            software: "sim".into(),
+            seed: self.random.random(),
+        };
+        let wall_offset = self.random.random_range(-3_000_000..3_000_000);
+        let wall = Timestamp::from_micros(self.plan.wall + now.as_micros() as i64 + wall_offset);
+        let mut effects = Vec::new();
+        let time = Now { monotonic: now, wall };
+        let broker = Broker::start_mutated(self.plan.settings.clone(), identity, self.mutation, time, &mut effects);
+        self.say(|| format!("process {process} starts"));
+        self.processes.push(Process {
+            broker,
+            outside,
+            wake: None,
+            paused_until: None,
+            mailbox: VecDeque::new(),
+            over: false,
+            draining: false,
+            wall_offset,
+        });
+        self.carry_out(process, effects);
+    }
+
+    fn calm_faults(&self) -> Faults {
+        Faults {
+            latency_from: self.plan.faults.latency_from,
+            latency_to: self.plan.faults.latency_to,
+            ..Faults::default()
+        }
+    }
+
+    /// Gives a process an input, or leaves it in its mailbox.
+    fn give(&mut self, process: usize, input: Input) {
+        let target = &mut self.processes[process];
+        if target.over {
+            return;
+        }
+        if target.paused_until.is_some() {
+            return target.mailbox.push_back(input);
+        }
+        let time = self.time(&self.processes[process]);
+        let mut effects = Vec::new();
+        self.processes[process].broker.handle(time, input, &mut effects);
+        self.carry_out(process, effects);
+    }
+
+    fn carry_out(&mut self, process: usize, effects: Vec<Effect>) {
+        for effect in effects {
+            self.hash_effect(process, &effect);
+            let outside = self.processes[process].outside.clone();
+            let Some(effect) = outside.start(&mut self.executor, effect) else { continue };
+            match effect {
+                Effect::Reply { ticket, reply } => self.reply(process, ticket.0, reply),
+                Effect::Committed { batches, .. } => {
+                    for (placed, location) in &batches {
+                        if placed.base_offset != location.base_offset {
+                            self.history.violation("a batch and its location have different offsets");
+                        }
+                        self.history.visible(placed);
+                    }
+                }
+                Effect::State(_) => self.observer.follow(&mut self.history),
+                Effect::WakeAt(at) => self.processes[process].wake = Some(at),
+                Effect::Stop(reason) => self.stopped(process, &reason),
+                _ => {}
+            }
+        }
+    }
+
+    fn hash_effect(&mut self, process: usize, effect: &Effect) {
+        if let Effect::Read { .. } | Effect::Tip { .. } | Effect::LatestSnapshot { .. } | Effect::Free { .. } = effect {
+            self.say(|| format!("process {process}: {effect:?}"));
+        }
+        (self.clock.now(), process, std::mem::discriminant(effect)).hash(&mut self.trace);
+        match effect {
+            Effect::Commit { chain, number, bytes, .. } => {
+                (chain, number, bytes).hash(&mut self.trace);
+                self.say(|| format!("process {process} commits {chain:?} {number}"));
+            }
+            Effect::Reply { ticket, .. } => ticket.hash(&mut self.trace),
+            _ => {}
+        }
+    }
+
+    fn stopped(&mut self, process: usize, reason: &StopReason) {
+        self.say(|| format!("process {process} stops: {reason}"));
+        let word = format!("{reason:?}").split(['(', ' ', '{']).next().unwrap_or_default().to_string();
+        *self.stops.entry(word).or_default() += 1;
+        if let StopReason::Damaged(why) = reason {
+            self.history.violation(format!("process {process} found damage: {why}"));
+        }
+        self.end(process);
+    }
+
+    fn end(&mut self, process: usize) {
+        let ended = &mut self.processes[process];
+        ended.over = true;
+        ended.outside.store.set_cut_off(true);
+        ended.mailbox.clear();
+        let alone = !self.processes.iter().any(|p| !p.over && p.paused_until.is_none());
+        if alone && self.starts.is_empty() && !self.processes.iter().any(|p| p.draining && self.calm) {
+            let pause = Duration::from_millis(self.random.random_range(1..400));
+            self.starts.push(self.clock.now() + pause);
+        }
+    }
+
+    /// The process that was started last and is not over.
+    fn newest(&self) -> Option<usize> {
+        self.processes.iter().rposition(|process| !process.over)
+    }
+
+    /// Whom a client turns to: mostly the newest.
+    fn target(&mut self) -> Option<usize> {
+        let alive: Vec<_> = (0..self.processes.len()).filter(|p| !self.processes[*p].over).collect();
+        if self.calm || self.random.random_bool(0.8) {
+            return alive.last().copied();
+        }
+        let at = self.random.random_range(0..alive.len().max(1));
+        alive.get(at).copied()
+    }
+
+    fn strike(&mut self, blow: Blow) {
+        self.say(|| format!("{blow:?}"));
+        let alive: Vec<_> = (0..self.processes.len()).filter(|p| !self.processes[*p].over).collect();
+        let at = self.random.random_range(0..alive.len().max(1));
+        let victim = alive.get(at).copied();
+        let now = self.clock.now();
+        match (blow, victim) {
+            (Blow::StartAnother, _) => self.start(),
+            (Blow::Outage { all: true, lasts }, _) => {
+                for process in alive {
+                    self.processes[process].outside.store.set_cut_off(true);
+                    self.outages.push((now + lasts, process));
+                }
+            }
+            (_, None) => {}
+            (Blow::Crash, Some(process)) => {
+                self.say(|| format!("process {process} crashes"));
+                self.end(process);
+            }
+            (Blow::Pause(lasts), Some(process)) => {
+                self.say(|| format!("process {process} pauses for {lasts:?}"));
+                self.processes[process].paused_until = Some(now + lasts);
+                if self.random.random_bool(0.7) {
+                    self.starts.push(now + lasts.mul_f64(self.random.random_range(0.0..1.0)));
+                }
+            }
+            (Blow::Outage { lasts, .. }, Some(process)) => {
+                self.processes[process].outside.store.set_cut_off(true);
+                self.outages.push((now + lasts, process));
+            }
+            (Blow::WallJump(seconds), Some(process)) => {
+                self.processes[process].wall_offset += seconds * 1_000_000;
+            }
+            (Blow::Seal, Some(process)) => {
+                let topics: Vec<_> = self.topics.iter().flatten().copied().collect();
+                for topic in topics {
+                    let ticket = self.ticket(Waiter::Other);
+                    self.give(process, Input::Seal { ticket, topic });
+                }
+            }
+            (Blow::CreateScratch, Some(process)) => {
+                self.scratches += 1;
+                let Ok(name) = format!("scratch-{}", self.scratches).parse() else { return };
+                let operation = TopicOperation::Create { name, config: self.plan.topics[0].clone() };
+                let ticket = self.ticket(Waiter::Other);
+                self.give(process, Input::Topic { ticket, operation });
+            }
+            (Blow::DeleteScratch, Some(process)) => {
+                let scratch = self.observer.state.topics.keys().find(|id| !self.topics.contains(&Some(**id))).copied();
+                if let Some(topic) = scratch.filter(|_| self.topics.iter().all(Option::is_some)) {
+                    let ticket = self.ticket(Waiter::Other);
+                    self.give(process, Input::Topic { ticket, operation: TopicOperation::Delete { topic } });
+                }
+            }
+            (Blow::Drain, Some(process)) => {
+                let ticket = self.ticket(Waiter::Other);
+                self.give(process, Input::Drain { ticket });
+            }
+        }
+    }
+
+    /// Everything is well again, and one more broker starts.
+    fn heal(&mut self) {
+        self.say(|| "calm".into());
+        self.calm = true;
+        let faults = self.calm_faults();
+        self.outages.clear();
+        for process in 0..self.processes.len() {
+            let target = &mut self.processes[process];
+            target.outside.store.set_faults(faults.clone());
+            if !target.over {
+                target.outside.store.set_cut_off(false);
+            }
+        }
+        self.starts = vec![self.clock.now()];
+        let now = self.clock.now();
+        for process in &mut self.processes {
+            if let Some(until) = &mut process.paused_until {
+                *until = now + Duration::from_millis(100);
+            }
+        }
+    }
+
+    // Clients.
+
+    fn ticket(&mut self, waiter: Waiter) -> Ticket {
+        self.next_ticket += 1;
+        self.tickets.insert(self.next_ticket, waiter);
+        Ticket(self.next_ticket)
+    }
+
+    fn reply(&mut self, _process: usize, ticket: u64, reply: Reply) {
+        let Some(waiter) = self.tickets.remove(&ticket) else {
+            return self.history.violation(format!("ticket {ticket} was answered twice: {reply:?}"));
+        };
+        match (waiter, reply) {
+            (Waiter::Append { lane, batch }, Reply::Append(outcomes)) => {
+                for outcome in outcomes {
+                    self.appended(lane, batch, ticket, outcome);
+                }
+            }
+            (Waiter::Open { producer }, Reply::Producer(result)) => {
+                self.opening[producer] = None;
+                if let (Ok((id, _)), None) = (result, self.producers[producer]) {
+                    if self.producers.contains(&Some(id)) {
+                        self.history.violation(format!("producer id {id} was given out twice"));
+                    }
+                    self.producers[producer] = Some(id);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn appended(
+        &mut self,
+        lane: usize,
+        batch: usize,
+        ticket: u64,
+        outcome: Result<refstream_core::Appended, AppendError>,
+    ) {
+        self.say(|| format!("batch {batch} of lane {lane}: {outcome:?}"));
+        let now = self.clock.now();
+        let is_main = self.topics.contains(&Some(self.lanes[lane].place.0));
+        match outcome {
+            Ok(appended) => {
+                self.history.acked(batch, appended.base_offset, appended.duplicate);
+                let lane = &mut self.lanes[lane];
+                if let Some(pending) = lane.pending.iter_mut().find(|pending| pending.id == batch) {
+                    pending.acked = true;
+                    pending.failed = false;
+                    pending.ticket = None;
+                }
+                while lane.pending.front().is_some_and(|pending| pending.acked) {
+                    lane.pending.pop_front();
+                }
+            }
+            Err(error) => {
+                let lane_index = lane;
+                let lane = &mut self.lanes[lane];
+                let first = lane.is_first(ticket);
+                if let AppendError::OutOfSequence { .. }
+                | AppendError::UnknownProducer(_)
+                | AppendError::ProducerFenced { .. } = &error
+                    && first
+                {
+                    let what = format!("batch {batch}, the next one of lane {lane_index}, was refused: {error}");
+                    return self.history.violation(what);
+                }
+                if lane.producer.is_none() {
+                    // It is never sent again.
+                    lane.pending.retain(|pending| pending.id != batch);
+                    if error != AppendError::OutcomeUnknown {
+                        self.history.refused(batch);
+                    }
+                    return;
+                }
+                if let AppendError::UnknownTopic(_) = error
+                    && !is_main
+                {
+                    lane.left = 0;
+                    return lane.pending.clear();
+                }
+                if let Some(pending) = lane.pending.iter_mut().find(|pending| pending.ticket == Some(ticket)) {
+                    pending.ticket = None;
+                    pending.failed = true;
+                    lane.at = lane.at.min(now + Duration::from_millis(30));
+                }
+            }
+        }
+    }
+
+    fn advance_lane(&mut self, index: usize) {
+        let now = self.clock.now();
+        let patience = self.plan.patience;
+        let lane = &mut self.lanes[index];
+        for pending in &mut lane.pending {
+            if pending.ticket.is_some() && pending.patience <= now {
+                pending.ticket = None;
+                pending.failed = true;
+            }
+        }
+        if lane.producer.is_none() {
+            // Nobody knows, and it is not sent again.
+            lane.pending.retain(|pending| !pending.failed);
+        }
+        let under_way = lane.pending.iter().any(|pending| pending.ticket.is_some());
+        if lane.must_repeat() {
+            if under_way {
+                lane.at = now + Duration::from_millis(10);
+                return;
+            }
+            let ids: Vec<_> = lane.pending.iter().filter(|pending| !pending.acked).map(|pending| pending.id).collect();
+            lane.at = now + patience / 4;
+            if let Some(target) = self.target() {
+                for id in ids {
+                    self.send(index, id, target);
+                }
+            }
+            return;
+        }
+        lane.at = now + lane.pause.mul_f64(self.random.random_range(0.0..2.0)) + Duration::from_micros(50);
+        if lane.left == 0 || lane.pending.len() >= lane.depth {
+            lane.at = lane.at.max(now + Duration::from_millis(5));
+            return;
+        }
+        let stamp = match lane.producer {
+            None => None,
+            Some(producer) => match self.producers[producer] {
+                Some(id) => Some((producer, id)),
+                None => return self.open_producer(producer),
+            },
+        };
+        let Some(target) = self.target() else { return };
+        let lane = &mut self.lanes[index];
+        lane.left -= 1;
+        let records = self.random.random_range(1..=4);
+        let first = lane.next_sequence;
+        lane.next_sequence += u64::from(records);
+        let number = self.history.count();
+        let batch = batch(number, records, stamp.map(|(_, id)| (id, first)));
+        let place = lane.place;
+        let id = self.history.sent(batch.bytes().clone(), place, stamp.map(|(producer, _)| (producer, first)), records);
+        let pending = Pending { id, batch, ticket: None, patience: now, failed: false, acked: false };
+        self.lanes[index].pending.push_back(pending);
+        self.send(index, id, target);
+    }
+
+    fn send(&mut self, index: usize, id: usize, target: usize) {
+        let ticket = self.ticket(Waiter::Append { lane: index, batch: id });
+        let patience = self.clock.now() + self.plan.patience;
+        let lane = &mut self.lanes[index];
+        let (topic, partition) = lane.place;
+        let bulk = lane.bulk;
+        let Some(pending) = lane.pending.iter_mut().find(|pending| pending.id == id) else { return };
+        pending.ticket = Some(ticket.0);
+        pending.patience = patience;
+        pending.failed = false;
+        let batches = vec![(partition, pending.batch.clone())];
+        self.give(target, Input::Append { ticket, topic, batches, ack: AckMode::Durable, bulk });
+    }
+
+    fn open_producer(&mut self, producer: usize) {
+        let now = self.clock.now();
+        if self.opening[producer].is_some_and(|until| until > now) {
+            return;
+        }
+        self.opening[producer] = Some(now + self.plan.patience);
+        if let Some(target) = self.target() {
+            let ticket = self.ticket(Waiter::Open { producer });
+            self.give(target, Input::OpenProducer { ticket });
+        }
+    }
+
+    fn create_topics(&mut self) {
+        if self.topics.iter().all(Option::is_some) {
+            return;
+        }
+        self.creating_at = self.clock.now() + Duration::from_millis(60);
+        self.observer.follow(&mut self.history);
+        for index in 0..self.topics.len() {
+            if self.topics[index].is_some() {
+                continue;
+            }
+            let Ok(name) = format!("topic-{index}").parse() else { continue };
+            if let Some(topic) = self.observer.state.topic_by_name(&name) {
+                let id = topic.id;
+                self.topics[index] = Some(id);
+                self.make_lanes(index, id);
+            } else if let Some(target) = self.newest() {
+                let config = self.plan.topics[index].clone();
+                let ticket = self.ticket(Waiter::Other);
+                self.give(target, Input::Topic { ticket, operation: TopicOperation::Create { name, config } });
+            }
+        }
+    }
+
+    fn make_lanes(&mut self, index: usize, topic: TopicId) {
+        for partition in 0..self.plan.topics[index].partitions {
+            let place: Place = (topic, PartitionId(partition));
+            for producer in (0..self.plan.producers).map(Some).chain([None]) {
+                let depth = if producer.is_some() { self.plan.depth } else { 2 };
+                self.lanes.push(Lane {
+                    place,
+                    producer,
+                    next_sequence: 0,
+                    left: self.random.random_range(0..=self.plan.batches),
+                    depth,
+                    bulk: self.random.random_bool(0.3),
+                    pending: VecDeque::new(),
+                    pause: self.plan.pause,
+                    at: self.clock.now(),
+                });
+            }
+        }
+    }
+
+    // The observer and the compactor.
+
+    fn observe(&mut self) {
+        let closable = self.observer.look(&mut self.executor, &self.clock, &mut self.history);
+        if let (false, Some(target)) = (closable.is_empty(), self.newest()) {
+            let segments: Vec<SegmentId> = closable;
+            let ticket = self.ticket(Waiter::Other);
+            self.give(target, Input::Closed { ticket, segments });
+        }
+    }
+}
