@@ -667,7 +667,7 @@ impl World {
         }
         if lane.producer.is_none() {
             // Nobody knows, and it is not sent again.
-            lane.pending.retain(|pending| !pending.failed);
+            lane.pending.retain(|pending| !pending.failed && !pending.acked);
         }
         let under_way = lane.pending.iter().any(|pending| pending.ticket.is_some());
         if lane.must_repeat() {
