@@ -13,6 +13,7 @@ use std::{
     },
     time::Duration,
 };
+use tokio::sync::watch;
 
 /// Objects in memory, with counted reads of ranges and failures on demand.
 #[derive(Debug, Default)]
@@ -21,11 +22,15 @@ pub(crate) struct Shelf {
     pub(crate) range_reads: AtomicU64,
     /// So many of the next reads of ranges fail as unavailable.
     pub(crate) failing: AtomicU64,
+    /// Creates of keys that contain this wait until it changes.
+    pub(crate) hold: watch::Sender<Option<&'static str>>,
 }
 
 #[async_trait]
 impl Filer for Shelf {
     async fn create(&self, key: &Key, bytes: Bytes) -> Result<Created, CreateError> {
+        let free = |held: &Option<&'static str>| held.is_none_or(|part| !key.as_str().contains(part));
+        self.hold.subscribe().wait_for(free).await.unwrap();
         let mut objects = self.objects.lock().unwrap();
         if objects.contains_key(key) {
             return Ok(Created::Exists);

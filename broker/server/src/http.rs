@@ -59,6 +59,7 @@ fn readiness(node: &Node) -> Readiness {
         if let Some((since, said)) = &status.stuck {
             let lasting = now.saturating_sub(*since);
             if lasting >= node.stuck_after {
+                let said = if said.is_empty() { "it has not answered" } else { said };
                 reasons
                     .push(format!("an operation on the store has had no success for {}s: {said}", lasting.as_secs()));
             }

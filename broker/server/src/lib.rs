@@ -15,6 +15,8 @@ mod node;
 mod reader;
 mod rpc;
 mod server;
+#[cfg(test)]
+mod tests;
 
 pub use interface::{Compacted, Compactor, CompactorError, ServerConfig, ServerSettings, StartError, StoreDescription};
 pub use server::Server;

@@ -35,6 +35,8 @@ const STREAM_WINDOW: u32 = 8 << 20;
 const CONNECTION_WINDOW: u32 = 16 << 20;
 /// Larger frames cost less each; HTTP/2's default is 16 KiB.
 const FRAME: u32 = 256 << 10;
+/// Calls that one connection may have under way; tails and appends last.
+const CALLS: u32 = 4_096;
 /// Silent connections are asked this often whether they live, and dropped after as long.
 const KEEPALIVE: Duration = Duration::from_secs(20);
 
@@ -216,6 +218,14 @@ impl Server {
     }
 }
 
+impl Drop for Server {
+    /// Connections outlive the task that accepted them; their streams end here.
+    fn drop(&mut self) {
+        self.closing.cancel();
+        self.over.cancel();
+    }
+}
+
 fn seed(runtime: &dyn Runtime) -> [u8; 32] {
     let mut seed = [0; 32];
     for chunk in seed.chunks_exact_mut(8) {
@@ -234,6 +244,7 @@ async fn serve_grpc(listener: TcpListener, services: Services, refusing: Cancell
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_frame_size(FRAME)
+        .max_concurrent_streams(CALLS)
         .http2_keepalive_interval(Some(KEEPALIVE))
         .http2_keepalive_timeout(Some(KEEPALIVE))
         .add_service(TopicsServer::new(services.clone()))
