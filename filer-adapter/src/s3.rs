@@ -11,9 +11,10 @@ mod multipart;
 
 use crate::{
     Attributes, BlobStore, ByteStream, CreateError, Created, Filer, Found, GetOptions, Listed, MultipartUpload,
-    ObjectMeta, StoreError, StoreErrorKind, Stored,
+    ObjectMeta, StoreError, StoreErrorKind, Stored, crc32c,
 };
 use async_trait::async_trait;
+use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
 use aws_sdk_s3::{
     Client,
     config::{
@@ -22,6 +23,7 @@ use aws_sdk_s3::{
     },
 };
 use aws_smithy_http_client::tls;
+use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
 use backon::{ExponentialBuilder, Retryable as _};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::{Bytes, BytesMut};
@@ -29,10 +31,19 @@ use failure::Failed;
 use futures::{StreamExt as _, TryStreamExt as _};
 use multipart::Multipart;
 use refstream_types::{ByteRange, Crc32c, Key};
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, future::Future, sync::Arc, time::Duration};
 
 /// Objects per listing call; S3's limit.
 const PAGE: usize = 1_000;
+
+/// The pause before the second try, about; it doubles.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// The longest pause between tries, unless the store asks for more.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// The slowest upload that is not given up, in bytes per second.
+const SLOWEST_UPLOAD: u64 = 256 << 10;
+/// Where a bucket is when nothing says so.
+const DEFAULT_REGION: &str = "us-east-1";
 
 /// How to reach a bucket.
 #[derive(Clone)]
@@ -41,7 +52,7 @@ pub struct S3Config {
     pub endpoint: Option<String>,
     /// The bucket, which must exist.
     pub bucket: String,
-    /// The region.
+    /// The region; empty: the one of `AWS_REGION` or the profile, else us-east-1.
     pub region: String,
     /// `endpoint/bucket/key` rather than `bucket.endpoint/key`.
     pub path_style: bool,
@@ -51,7 +62,8 @@ pub struct S3Config {
     pub checksums: bool,
     /// The longest wait for a connection.
     pub connect_timeout: Duration,
-    /// The longest time without an answer's beginning, for one request.
+    /// The longest time without the answer's beginning or its next bytes, for one request. A request with a body gets a second more
+    /// for each 256 KiB of it.
     pub request_timeout: Duration,
     /// Tries of a request that may be repeated, the first one included.
     pub attempts: usize,
@@ -62,7 +74,7 @@ impl Default for S3Config {
         Self {
             endpoint: None,
             bucket: String::new(),
-            region: "us-east-1".into(),
+            region: DEFAULT_REGION.into(),
             path_style: true,
             credentials: None,
             checksums: true,
@@ -101,12 +113,58 @@ impl fmt::Debug for Shared {
 }
 
 impl Shared {
-    fn backoff(&self) -> ExponentialBuilder {
-        ExponentialBuilder::default()
-            .with_min_delay(Duration::from_millis(50))
-            .with_max_delay(Duration::from_secs(5))
+    /// Sends one request whose body has `bytes` bytes.
+    async fn send<T, E>(
+        &self,
+        operation: &'static str,
+        key: Option<&Key>,
+        bytes: u64,
+        request: impl Future<Output = Result<T, SdkError<E, HttpResponse>>>,
+    ) -> Result<T, Failed>
+    where
+        E: ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
+    {
+        let limit = self.config.request_timeout + Duration::from_secs(bytes / SLOWEST_UPLOAD);
+        match tokio::time::timeout(limit, Box::pin(request)).await {
+            Ok(answer) => answer.map_err(|error| self.failed(operation, key, error)),
+            Err(_) => {
+                let message = format!("no answer within {} s", limit.as_secs());
+                let error = self.error(StoreErrorKind::Unavailable, operation, key, message);
+                Err(Failed { error, happened: true, status: None })
+            }
+        }
+    }
+
+    /// Repeats what may be repeated. Once a try may have happened, that stays true of the whole.
+    async fn retried<T, Fut>(&self, operation: impl FnMut() -> Fut) -> Result<T, Failed>
+    where
+        Fut: Future<Output = Result<T, Failed>>,
+    {
+        let backoff = ExponentialBuilder::default()
+            .with_min_delay(FIRST_PAUSE)
+            .with_max_delay(LONGEST_PAUSE)
             .with_max_times(self.config.attempts.saturating_sub(1))
-            .with_jitter()
+            .with_jitter();
+        let mut happened = false;
+        operation
+            .retry(backoff)
+            .when(|failed| failed.error.is_retryable())
+            .adjust(|failed, pause| {
+                happened |= failed.happened;
+                failure::patience(failed, pause)
+            })
+            .await
+            .map_err(|failed| Failed { happened: happened || failed.happened, ..failed })
+    }
+
+    fn error(
+        &self,
+        kind: StoreErrorKind,
+        operation: &'static str,
+        key: Option<&Key>,
+        message: impl Into<String>,
+    ) -> StoreError {
+        StoreError { kind, operation, store: self.name.to_string(), key: key.cloned(), message: message.into() }
     }
 
     fn checksum(&self, checksum: Crc32c) -> Option<String> {
@@ -114,21 +172,13 @@ impl Shared {
     }
 
     /// A store that answers with another checksum than the one sent holds other bytes.
-    fn check(
-        &self,
-        operation: &'static str,
-        key: &Key,
-        sent: Crc32c,
-        answered: Option<&str>,
-    ) -> Result<(), StoreError> {
+    fn check(&self, operation: &'static str, key: &Key, sent: Crc32c, answered: Option<&str>) -> Result<(), Failed> {
         match answered.and_then(decode_checksum) {
-            Some(other) if other != sent => Err(StoreError {
-                kind: StoreErrorKind::Corrupt,
-                operation,
-                store: self.name.to_string(),
-                key: Some(key.clone()),
-                message: format!("sent {sent}, the store has {other}"),
-            }),
+            Some(other) if other != sent => {
+                let message = format!("sent {sent}, the store has {other}");
+                let error = self.error(StoreErrorKind::Corrupt, operation, Some(key), message);
+                Err(Failed { error, happened: true, status: None })
+            }
             _ => Ok(()),
         }
     }
@@ -173,14 +223,10 @@ impl S3Store {
         let http = aws_smithy_http_client::Builder::new()
             .tls_provider(tls::Provider::Rustls(tls::rustls_provider::CryptoMode::Ring))
             .build_https();
-        let timeouts = TimeoutConfig::builder()
-            .connect_timeout(config.connect_timeout)
-            .read_timeout(config.request_timeout)
-            .build();
+        let timeouts = TimeoutConfig::builder().connect_timeout(config.connect_timeout).build();
         let mut builder = aws_sdk_s3::config::Builder::new()
             .behavior_version(BehaviorVersion::latest())
             .http_client(http.clone())
-            .region(Region::new(config.region.clone()))
             .force_path_style(config.path_style)
             .retry_config(RetryConfig::disabled())
             .stalled_stream_protection(StalledStreamProtectionConfig::disabled())
@@ -190,26 +236,25 @@ impl S3Store {
         if let Some(endpoint) = &config.endpoint {
             builder = builder.endpoint_url(endpoint);
         }
-        builder = match &config.credentials {
-            Some((access_key, secret_key)) => builder.credentials_provider(aws_credential_types::Credentials::new(
-                access_key,
-                secret_key,
-                None,
-                None,
-                "refstream",
-            )),
-            None => {
-                let loaded = aws_config::defaults(BehaviorVersion::latest())
-                    .http_client(http)
-                    .region(Region::new(config.region.clone()))
-                    .load()
-                    .await;
-                match loaded.credentials_provider() {
-                    Some(provider) => builder.credentials_provider(provider),
-                    None => builder,
-                }
+        let mut region = (!config.region.is_empty()).then(|| Region::new(config.region.clone()));
+        if let Some((access_key, secret_key)) = &config.credentials {
+            let keys = aws_credential_types::Credentials::new(access_key, secret_key, None, None, "refstream");
+            builder = builder.credentials_provider(keys);
+        }
+        if config.credentials.is_none() || region.is_none() {
+            let mut loader = aws_config::defaults(BehaviorVersion::latest()).http_client(http);
+            if let Some(region) = region.clone() {
+                loader = loader.region(region);
             }
-        };
+            let loaded = loader.load().await;
+            region = loaded.region().cloned();
+            if config.credentials.is_none()
+                && let Some(provider) = loaded.credentials_provider()
+            {
+                builder = builder.credentials_provider(provider);
+            }
+        }
+        let builder = builder.region(region.unwrap_or(Region::from_static(DEFAULT_REGION)));
         let shared = Shared { client: Client::from_conf(builder.build()), name: full_name, config: Arc::new(config) };
         Ok(Self { shared })
     }
@@ -226,7 +271,7 @@ impl S3Store {
         attributes: &Attributes,
     ) -> Result<Stored, Failed> {
         let size: usize = body.iter().map(Bytes::len).sum();
-        let answer = self
+        let request = self
             .shared
             .client
             .put_object()
@@ -238,56 +283,71 @@ impl S3Store {
             .body(body::pieces(body))
             .customize()
             .disable_payload_signing()
-            .send()
-            .await
-            .map_err(|error| self.shared.failed("put", Some(key), error))?;
-        self.shared.check("put", key, checksum, answer.checksum_crc32_c()).map_err(|error| Failed {
-            error,
-            happened: true,
-            status: None,
-        })?;
+            .send();
+        let answer = self.shared.send("put", Some(key), size as u64, request).await?;
+        self.shared.check("put", key, checksum, answer.checksum_crc32_c())?;
         Ok(Stored { key: key.clone(), size: size as u64, etag: bare_etag(answer.e_tag()) })
     }
 
-    async fn get_once(&self, key: &Key, options: &GetOptions) -> Result<Found, StoreError> {
-        let failed = |error| self.shared.failed("get", Some(key), error).error;
-        let range = options.range.filter(|range| range.length > 0);
-        let end = |range: ByteRange| range.end().map_or(u64::MAX, |end| end) - 1;
-        let answer = self
+    async fn head_once(&self, key: &Key, options: &GetOptions) -> Result<ObjectMeta, Failed> {
+        let request = self
+            .shared
+            .client
+            .head_object()
+            .bucket(self.bucket())
+            .key(key.as_str())
+            .set_if_match(quoted_etag(options))
+            .set_version_id(options.version.clone())
+            .send();
+        let answer = self.shared.send("head", Some(key), 0, request).await?;
+        Ok(ObjectMeta {
+            size: answer.content_length().and_then(|n| u64::try_from(n).ok()).unwrap_or(0),
+            etag: bare_etag(answer.e_tag()),
+            version: answer.version_id().map(str::to_owned),
+            content_type: answer.content_type().map(str::to_owned),
+        })
+    }
+
+    async fn get_once(&self, key: &Key, options: &GetOptions) -> Result<Found, Failed> {
+        let nothing = async || {
+            let meta = self.head_once(key, options).await?;
+            Ok(Found { meta, body: futures::stream::empty().boxed() })
+        };
+        let range = match options.range {
+            Some(range) if range.length == 0 => return nothing().await,
+            Some(range) => Some((range.offset, range.end().unwrap_or(u64::MAX) - 1)),
+            None => None,
+        };
+        let request = self
             .shared
             .client
             .get_object()
             .bucket(self.bucket())
             .key(key.as_str())
-            .set_range(range.map(|range| format!("bytes={}-{}", range.offset, end(range))))
-            .set_if_match(options.etag.as_ref().map(|etag| format!("\"{etag}\"")))
+            .set_range(range.map(|(first, last)| format!("bytes={first}-{last}")))
+            .set_if_match(quoted_etag(options))
             .set_version_id(options.version.clone())
-            .send()
-            .await
-            .map_err(failed)?;
-        let invalid = |message: String| StoreError {
-            kind: StoreErrorKind::Invalid,
-            operation: "get",
-            store: self.shared.name.to_string(),
-            key: Some(key.clone()),
-            message,
+            .send();
+        let answer = match self.shared.send("get", Some(key), 0, request).await {
+            // The range starts at or beyond the end of an object that is there.
+            Err(failed) if failed.status == Some(416) && range.is_some() => return nothing().await,
+            answer => answer?,
+        };
+        let refuse = |message: String| {
+            let error = self.shared.error(StoreErrorKind::Invalid, "get", Some(key), message);
+            Failed { error, happened: false, status: None }
         };
         let length = answer.content_length().and_then(|n| u64::try_from(n).ok());
         let size = match range {
-            None => length.ok_or_else(|| invalid("the store does not say how long the object is".into()))?,
-            Some(asked) => {
-                let said = answer.content_range().unwrap_or("nothing");
-                let (first, last, size) = content_range(said)
-                    .ok_or_else(|| invalid(format!("a range was asked for, the store answered with {said}")))?;
-                if first != asked.offset || last > end(asked) {
-                    return Err(invalid(format!(
-                        "bytes {}-{} were asked for, the store sent {said}",
-                        first,
-                        end(asked)
-                    )));
+            None => length.ok_or_else(|| refuse("the store does not say how long the object is".into()))?,
+            // A store that ignores the range answers 200 and everything: those would be wrong bytes.
+            Some((first, last)) => match answer.content_range().and_then(content_range) {
+                Some((from, to, size)) if from == first && to <= last => size,
+                _ => {
+                    let said = answer.content_range().unwrap_or("no range at all");
+                    return Err(refuse(format!("bytes {first}-{last} were asked for, the store sent {said}")));
                 }
-                size
-            }
+            },
         };
         let meta = ObjectMeta {
             size,
@@ -295,23 +355,25 @@ impl S3Store {
             version: answer.version_id().map(str::to_owned),
             content_type: answer.content_type().map(str::to_owned),
         };
-        let (name, key) = (Arc::clone(&self.shared.name), key.clone());
-        let body: ByteStream = if options.range.is_some_and(|range| range.length == 0) {
-            futures::stream::empty().boxed()
-        } else {
-            futures::stream::try_unfold(answer.body, |mut body| async move {
-                Ok(body.try_next().await?.map(|piece| (piece, body)))
-            })
-            .map_err(move |error: aws_sdk_s3::primitives::ByteStreamError| StoreError {
-                kind: StoreErrorKind::Unavailable,
-                operation: "get",
-                store: name.to_string(),
-                key: Some(key.clone()),
-                message: failure::chain(&error),
-            })
-            .boxed()
-        };
-        Ok(Found { meta, body })
+        Ok(Found { meta, body: self.pieces(key, answer.body) })
+    }
+
+    /// An answer's body, given up when its next bytes do not come.
+    fn pieces(&self, key: &Key, body: aws_sdk_s3::primitives::ByteStream) -> ByteStream {
+        let (shared, key) = (self.shared.clone(), key.clone());
+        futures::stream::try_unfold(body, move |mut body| {
+            let (shared, key) = (shared.clone(), key.clone());
+            async move {
+                let failed = |message| shared.error(StoreErrorKind::Unavailable, "get", Some(&key), message);
+                let limit = shared.config.request_timeout;
+                match tokio::time::timeout(limit, body.try_next()).await {
+                    Ok(Ok(piece)) => Ok(piece.map(|piece| (piece, body))),
+                    Ok(Err(error)) => Err(failed(failure::chain(&error))),
+                    Err(_) => Err(failed(format!("no bytes within {} s", limit.as_secs()))),
+                }
+            }
+        })
+        .boxed()
     }
 
     async fn list_all(&self, prefix: &str, after: Option<&Key>, limit: usize) -> Result<Vec<Listed>, StoreError> {
@@ -319,21 +381,19 @@ impl S3Store {
         let mut after = after.map(|key| key.as_str().to_owned());
         while found.len() < limit {
             let page = (limit - found.len()).min(PAGE);
-            let answer = (|| async {
-                self.shared
+            let list = async || {
+                let request = self
+                    .shared
                     .client
                     .list_objects_v2()
                     .bucket(self.bucket())
                     .prefix(prefix)
                     .set_start_after(after.clone())
                     .max_keys(page as i32)
-                    .send()
-                    .await
-                    .map_err(|error| self.shared.failed("list", None, error).error)
-            })
-            .retry(self.shared.backoff())
-            .when(StoreError::is_retryable)
-            .await?;
+                    .send();
+                self.shared.send("list", None, 0, request).await
+            };
+            let answer = self.shared.retried(list).await.map_err(|failed| failed.error)?;
             for object in answer.contents() {
                 let Some(key) = object.key() else { continue };
                 after = Some(key.to_owned());
@@ -350,45 +410,43 @@ impl S3Store {
     }
 
     async fn remove_object(&self, key: &Key) -> Result<(), StoreError> {
-        let removed = (|| async {
-            self.shared
-                .client
-                .delete_object()
-                .bucket(self.bucket())
-                .key(key.as_str())
-                .send()
-                .await
-                .map_err(|error| self.shared.failed("delete", Some(key), error).error)
-        })
-        .retry(self.shared.backoff())
-        .when(StoreError::is_retryable)
-        .await;
-        match removed {
+        let removed = self.shared.retried(async || {
+            let request = self.shared.client.delete_object().bucket(self.bucket()).key(key.as_str()).send();
+            self.shared.send("delete", Some(key), 0, request).await
+        });
+        match removed.await {
             Ok(_) => Ok(()),
-            Err(error) if error.is_not_found() => Ok(()),
-            Err(error) => Err(error),
+            Err(failed) if failed.error.is_not_found() => Ok(()),
+            Err(failed) => Err(failed.error),
         }
     }
 
     async fn read_all(&self, key: &Key, range: Option<ByteRange>) -> Result<Option<Bytes>, StoreError> {
         let options = GetOptions { range, ..GetOptions::default() };
-        let read = (|| async {
+        let read = self.shared.retried(async || {
             let mut found = self.get_once(key, &options).await?;
             let mut whole = BytesMut::new();
-            while let Some(piece) = found.body.try_next().await? {
+            let cut = |error| Failed { error, happened: false, status: None };
+            while let Some(piece) = found.body.try_next().await.map_err(cut)? {
                 whole.extend_from_slice(&piece);
             }
-            Ok::<_, StoreError>(whole.freeze())
-        })
-        .retry(self.shared.backoff())
-        .when(StoreError::is_retryable)
-        .await;
-        match read {
-            Ok(bytes) => Ok(Some(bytes)),
-            Err(error) if error.is_not_found() => Ok(None),
-            Err(error) => Err(error),
-        }
+            Ok(whole.freeze())
+        });
+        optional(read.await)
     }
+}
+
+/// `None` for what is not there.
+fn optional<T>(result: Result<T, Failed>) -> Result<Option<T>, StoreError> {
+    match result {
+        Ok(found) => Ok(Some(found)),
+        Err(failed) if failed.error.is_not_found() => Ok(None),
+        Err(failed) => Err(failed.error),
+    }
+}
+
+fn quoted_etag(options: &GetOptions) -> Option<String> {
+    options.etag.as_ref().map(|etag| format!("\"{etag}\""))
 }
 
 /// `bytes FIRST-LAST/SIZE`.
@@ -401,8 +459,8 @@ fn content_range(text: &str) -> Option<(u64, u64, u64)> {
 #[async_trait]
 impl Filer for S3Store {
     async fn create(&self, key: &Key, bytes: Bytes) -> Result<Created, CreateError> {
-        let size = bytes.len();
-        let answer = self
+        let (size, checksum) = (bytes.len() as u64, crc32c(std::slice::from_ref(&bytes)));
+        let request = self
             .shared
             .client
             .put_object()
@@ -411,17 +469,18 @@ impl Filer for S3Store {
             .if_none_match("*")
             .content_length(size as i64)
             .content_type("application/octet-stream")
+            .set_checksum_crc32_c(self.shared.checksum(checksum))
             .body(body::pieces(&[bytes]))
             .customize()
             .disable_payload_signing()
-            .send()
-            .await;
-        match answer {
-            Ok(_) => Ok(Created::New),
-            Err(error) => {
-                let failed = self.shared.failed("create", Some(key), error);
-                if failed.status == Some(412) { Ok(Created::Exists) } else { Err(failed.into()) }
+            .send();
+        match self.shared.send("create", Some(key), size, request).await {
+            Ok(answer) => {
+                self.shared.check("create", key, checksum, answer.checksum_crc32_c())?;
+                Ok(Created::New)
             }
+            Err(failed) if failed.status == Some(412) => Ok(Created::Exists),
+            Err(failed) => Err(failed.into()),
         }
     }
 
@@ -430,16 +489,7 @@ impl Filer for S3Store {
     }
 
     async fn read_range(&self, key: &Key, range: ByteRange) -> Result<Option<Bytes>, StoreError> {
-        if range.length == 0 {
-            return Ok(self.head(key).await?.map(|_| Bytes::new()));
-        }
-        match self.read_all(key, Some(range)).await {
-            // 416: the range starts at or beyond the end of an object that is there.
-            Err(error) if error.kind == StoreErrorKind::Invalid && error.message.starts_with("416") => {
-                Ok(Some(Bytes::new()))
-            }
-            other => other,
-        }
+        self.read_all(key, Some(range)).await
     }
 
     async fn remove(&self, key: &Key) -> Result<(), StoreError> {
@@ -464,22 +514,8 @@ impl BlobStore for S3Store {
         checksum: Crc32c,
         attributes: &Attributes,
     ) -> Result<Stored, CreateError> {
-        // Repeating is safe: the same bytes under the same key. Once one try may have happened, that stays true.
-        let may_have_happened = std::sync::atomic::AtomicBool::new(false);
-        let put = (|| async {
-            self.put_once(key, &body, checksum, attributes).await.inspect_err(|failed| {
-                if failed.happened {
-                    may_have_happened.store(true, std::sync::atomic::Ordering::Relaxed);
-                }
-            })
-        })
-        .retry(self.shared.backoff())
-        .when(|failed| failed.error.is_retryable())
-        .adjust(failure::patience)
-        .await;
-        put.map_err(|failed| {
-            Failed { happened: may_have_happened.load(std::sync::atomic::Ordering::Relaxed), ..failed }.into()
-        })
+        // Repeating is safe: the same bytes under the same key.
+        Ok(self.shared.retried(|| self.put_once(key, &body, checksum, attributes)).await?)
     }
 
     async fn start_multipart(
@@ -495,43 +531,12 @@ impl BlobStore for S3Store {
     }
 
     async fn get(&self, key: &Key, options: &GetOptions) -> Result<Found, StoreError> {
-        let got = (|| self.get_once(key, options)).retry(self.shared.backoff()).when(StoreError::is_retryable).await;
-        match got {
-            // 416: the range starts at or beyond the end of an object that is there, and is the one that was meant.
-            Err(error) if error.kind == StoreErrorKind::Invalid && error.message.starts_with("416") => {
-                let meta = BlobStore::head(self, key).await?;
-                let meta =
-                    meta.ok_or(StoreError { kind: StoreErrorKind::NotFound, message: String::new(), ..error })?;
-                Ok(Found { meta, body: futures::stream::empty().boxed() })
-            }
-            other => other,
-        }
+        self.shared.retried(|| self.get_once(key, options)).await.map_err(|failed| failed.error)
     }
 
     async fn head(&self, key: &Key) -> Result<Option<ObjectMeta>, StoreError> {
-        let answer = (|| async {
-            self.shared
-                .client
-                .head_object()
-                .bucket(self.bucket())
-                .key(key.as_str())
-                .send()
-                .await
-                .map_err(|error| self.shared.failed("head", Some(key), error).error)
-        })
-        .retry(self.shared.backoff())
-        .when(StoreError::is_retryable)
-        .await;
-        match answer {
-            Ok(answer) => Ok(Some(ObjectMeta {
-                size: answer.content_length().and_then(|n| u64::try_from(n).ok()).unwrap_or(0),
-                etag: bare_etag(answer.e_tag()),
-                version: answer.version_id().map(str::to_owned),
-                content_type: answer.content_type().map(str::to_owned),
-            })),
-            Err(error) if error.is_not_found() => Ok(None),
-            Err(error) => Err(error),
-        }
+        let options = GetOptions::default();
+        optional(self.shared.retried(|| self.head_once(key, &options)).await)
     }
 
     async fn delete(&self, key: &Key) -> Result<(), StoreError> {

@@ -199,7 +199,7 @@ pub trait MultipartUpload: Debug + Send + Sync {
     /// When it failed after the adapter's retries.
     async fn put_part(&self, number: u32, body: Vec<Bytes>, checksum: Crc32c) -> Result<Part, StoreError>;
 
-    /// The parts that the store has.
+    /// The parts that the store has and whose checksum it tells, ascending by number.
     ///
     /// # Errors
     /// When the store did not say.

@@ -2,10 +2,14 @@
 
 use super::Shared;
 use crate::{CreateError, StoreError, StoreErrorKind};
+use aws_credential_types::provider::error::CredentialsError;
 use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
 use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
 use refstream_types::Key;
-use std::{error::Error, time::Duration};
+use std::{error::Error, io, time::Duration};
+
+/// The longest pause that a store may ask for.
+const MAX_PATIENCE: Duration = Duration::from_secs(30);
 
 /// A failed request.
 #[derive(Debug)]
@@ -38,10 +42,22 @@ pub(super) fn chain(error: &dyn Error) -> String {
     text
 }
 
+/// The cause of the type `E` in an error's chain.
+fn cause<'a, E: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a E> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(found) = error.downcast_ref() {
+            return Some(found);
+        }
+        next = error.source();
+    }
+    None
+}
+
 /// A store that says how long to wait is believed, within reason.
 pub(super) fn patience(failed: &Failed, wait: Option<Duration>) -> Option<Duration> {
     match failed.error.kind {
-        StoreErrorKind::Throttled(Some(asked)) => wait.map(|wait| wait.max(asked.min(Duration::from_secs(30)))),
+        StoreErrorKind::Throttled(Some(asked)) => wait.map(|wait| wait.max(asked.min(MAX_PATIENCE))),
         _ => wait,
     }
 }
@@ -66,8 +82,14 @@ impl Shared {
             SdkError::ConstructionFailure(_) => (StoreErrorKind::Invalid, false, chain(&error)),
             SdkError::DispatchFailure(failure) if failure.is_user() => (StoreErrorKind::Invalid, false, chain(&error)),
             // Without credentials nothing was sent.
-            SdkError::DispatchFailure(failure) if failure.is_other() && !failure.is_io() => {
+            SdkError::DispatchFailure(_) if cause::<CredentialsError>(&error).is_some() => {
                 (StoreErrorKind::AccessDenied, false, chain(&error))
+            }
+            // Nobody listens: nothing was sent. Any other end of a connection may have come after the request.
+            SdkError::DispatchFailure(_)
+                if cause::<io::Error>(&error).is_some_and(|e| e.kind() == io::ErrorKind::ConnectionRefused) =>
+            {
+                (StoreErrorKind::Unavailable, false, chain(&error))
             }
             SdkError::ServiceError(service) => {
                 let code = service.err().code().unwrap_or_default();

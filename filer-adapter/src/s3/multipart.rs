@@ -1,10 +1,9 @@
 //! Uploads in parts.
 
-use super::{Shared, bare_etag, body, decode_checksum, encode_checksum, failure};
-use crate::{Attributes, CreateError, MultipartUpload, Part, StoreError, StoreErrorKind, Stored};
+use super::{S3Store, Shared, bare_etag, body, decode_checksum, encode_checksum, failure::Failed};
+use crate::{Attributes, BlobStore, CreateError, MultipartUpload, Part, StoreError, StoreErrorKind, Stored};
 use async_trait::async_trait;
 use aws_sdk_s3::types::{ChecksumAlgorithm, ChecksumType, CompletedMultipartUpload, CompletedPart};
-use backon::Retryable as _;
 use bytes::Bytes;
 use refstream_types::{Crc32c, Key};
 
@@ -17,29 +16,21 @@ pub(super) struct Multipart {
 
 impl Multipart {
     pub(super) async fn start(shared: &Shared, key: &Key, attributes: &Attributes) -> Result<Self, StoreError> {
-        let answer = (|| async {
-            let request = shared
+        let start = async || {
+            let mut request = shared
                 .client
                 .create_multipart_upload()
                 .bucket(&shared.config.bucket)
                 .key(key.as_str())
                 .set_content_type(attributes.content_type.clone());
-            let request = if shared.config.checksums {
-                request.checksum_algorithm(ChecksumAlgorithm::Crc32C).checksum_type(ChecksumType::Composite)
-            } else {
-                request
-            };
-            request.send().await.map_err(|error| shared.failed("start multipart upload", Some(key), error).error)
-        })
-        .retry(shared.backoff())
-        .when(StoreError::is_retryable)
-        .await?;
-        let upload = answer.upload_id().ok_or_else(|| StoreError {
-            kind: StoreErrorKind::Invalid,
-            operation: "start multipart upload",
-            store: shared.name.to_string(),
-            key: Some(key.clone()),
-            message: "the store gave no upload id".into(),
+            if shared.config.checksums {
+                request = request.checksum_algorithm(ChecksumAlgorithm::Crc32C).checksum_type(ChecksumType::Composite);
+            }
+            shared.send("start multipart upload", Some(key), 0, request.send()).await
+        };
+        let answer = shared.retried(start).await.map_err(|failed| failed.error)?;
+        let upload = answer.upload_id().ok_or_else(|| {
+            shared.error(StoreErrorKind::Invalid, "start multipart upload", Some(key), "the store gave no upload id")
         })?;
         Ok(Self { shared: shared.clone(), key: key.clone(), upload: upload.to_owned() })
     }
@@ -51,14 +42,18 @@ impl Multipart {
         Ok(resumed)
     }
 
-    fn error(&self, operation: &'static str, message: &str) -> StoreError {
-        StoreError {
-            kind: StoreErrorKind::Invalid,
-            operation,
-            store: self.shared.name.to_string(),
-            key: Some(self.key.clone()),
-            message: message.into(),
-        }
+    async fn complete_once(&self, parts: &[CompletedPart]) -> Result<Option<String>, Failed> {
+        let request = self
+            .shared
+            .client
+            .complete_multipart_upload()
+            .bucket(&self.shared.config.bucket)
+            .key(self.key.as_str())
+            .upload_id(&self.upload)
+            .multipart_upload(CompletedMultipartUpload::builder().set_parts(Some(parts.to_vec())).build())
+            .send();
+        let answer = self.shared.send("complete multipart upload", Some(&self.key), 0, request).await?;
+        Ok(bare_etag(answer.e_tag()))
     }
 }
 
@@ -70,8 +65,8 @@ impl MultipartUpload for Multipart {
 
     async fn put_part(&self, number: u32, body: Vec<Bytes>, checksum: Crc32c) -> Result<Part, StoreError> {
         let size: usize = body.iter().map(Bytes::len).sum();
-        let answer = (|| async {
-            let answer = self
+        let put = async || {
+            let request = self
                 .shared
                 .client
                 .upload_part()
@@ -84,20 +79,15 @@ impl MultipartUpload for Multipart {
                 .body(body::pieces(&body))
                 .customize()
                 .disable_payload_signing()
-                .send()
-                .await
-                .map_err(|error| self.shared.failed("put part", Some(&self.key), error))?;
-            self.shared
-                .check("put part", &self.key, checksum, answer.checksum_crc32_c())
-                .map_err(|error| failure::Failed { error, happened: true, status: None })?;
+                .send();
+            let answer = self.shared.send("put part", Some(&self.key), size as u64, request).await?;
+            self.shared.check("put part", &self.key, checksum, answer.checksum_crc32_c())?;
             Ok(answer)
-        })
-        .retry(self.shared.backoff())
-        .when(|failed: &failure::Failed| failed.error.is_retryable())
-        .adjust(failure::patience)
-        .await
-        .map_err(|failed| failed.error)?;
-        let etag = bare_etag(answer.e_tag()).ok_or_else(|| self.error("put part", "the store gave no ETag"))?;
+        };
+        let answer = self.shared.retried(put).await.map_err(|failed| failed.error)?;
+        let etag = bare_etag(answer.e_tag()).ok_or_else(|| {
+            self.shared.error(StoreErrorKind::Invalid, "put part", Some(&self.key), "the store gave no ETag")
+        })?;
         Ok(Part { number, etag, size: size as u64, checksum })
     }
 
@@ -105,29 +95,30 @@ impl MultipartUpload for Multipart {
         let mut parts = Vec::new();
         let mut marker: Option<String> = None;
         loop {
-            let answer = (|| async {
-                self.shared
+            let list = async || {
+                let request = self
+                    .shared
                     .client
                     .list_parts()
                     .bucket(&self.shared.config.bucket)
                     .key(self.key.as_str())
                     .upload_id(&self.upload)
                     .set_part_number_marker(marker.clone())
-                    .send()
-                    .await
-                    .map_err(|error| self.shared.failed("list parts", Some(&self.key), error).error)
-            })
-            .retry(self.shared.backoff())
-            .when(StoreError::is_retryable)
-            .await?;
+                    .send();
+                self.shared.send("list parts", Some(&self.key), 0, request).await
+            };
+            let answer = self.shared.retried(list).await.map_err(|failed| failed.error)?;
             for part in answer.parts() {
-                let (Some(number), Some(etag)) = (part.part_number(), bare_etag(part.e_tag())) else { continue };
-                parts.push(Part {
-                    number: u32::try_from(number).unwrap_or(0),
-                    etag,
-                    size: part.size().and_then(|n| u64::try_from(n).ok()).unwrap_or(0),
-                    checksum: part.checksum_crc32_c().and_then(decode_checksum).unwrap_or(Crc32c(0)),
-                });
+                // A part of which the store does not tell the checksum is as good as none: it is uploaded again.
+                let (Some(number), Some(etag), Some(checksum), Some(size)) = (
+                    part.part_number().and_then(|n| u32::try_from(n).ok()),
+                    bare_etag(part.e_tag()),
+                    part.checksum_crc32_c().and_then(decode_checksum),
+                    part.size().and_then(|n| u64::try_from(n).ok()),
+                ) else {
+                    continue;
+                };
+                parts.push(Part { number, etag, size, checksum });
             }
             match answer.next_part_number_marker() {
                 Some(next) if answer.is_truncated().unwrap_or(false) => marker = Some(next.to_owned()),
@@ -147,52 +138,39 @@ impl MultipartUpload for Multipart {
                     .build()
             })
             .collect();
-        let answer = (|| async {
-            self.shared
-                .client
-                .complete_multipart_upload()
-                .bucket(&self.shared.config.bucket)
-                .key(self.key.as_str())
-                .upload_id(&self.upload)
-                .multipart_upload(CompletedMultipartUpload::builder().set_parts(Some(completed.clone())).build())
-                .send()
-                .await
-                .map_err(|error| self.shared.failed("complete multipart upload", Some(&self.key), error))
-        })
-        .retry(self.shared.backoff())
-        .when(|failed: &failure::Failed| failed.error.is_retryable())
-        .adjust(failure::patience)
-        .await;
         let size = parts.iter().map(|part| part.size).sum();
-        match answer {
-            Ok(answer) => Ok(Stored { key: self.key.clone(), size, etag: bare_etag(answer.e_tag()) }),
-            Err(mut failed) => {
-                // An earlier try whose answer was lost ends the upload, so that a later one finds none.
-                failed.happened |= failed.error.is_not_found();
-                Err(failed.into())
+        let stored = |etag| Stored { key: self.key.clone(), size, etag };
+        match self.shared.retried(|| self.complete_once(&completed)).await {
+            Ok(etag) => Ok(stored(etag)),
+            // An earlier try whose answer was lost ends the upload, so that a later one finds none: look for its object.
+            Err(failed) if failed.error.is_not_found() => {
+                let store = S3Store { shared: self.shared.clone() };
+                match store.head(&self.key).await {
+                    Ok(Some(meta)) if meta.size == size => Ok(stored(meta.etag)),
+                    Ok(_) => Err(CreateError::MayHaveHappened(failed.error)),
+                    Err(error) => Err(CreateError::MayHaveHappened(error)),
+                }
             }
+            Err(failed) => Err(failed.into()),
         }
     }
 
     async fn abort(&self) -> Result<(), StoreError> {
-        let aborted = (|| async {
-            self.shared
+        let abort = async || {
+            let request = self
+                .shared
                 .client
                 .abort_multipart_upload()
                 .bucket(&self.shared.config.bucket)
                 .key(self.key.as_str())
                 .upload_id(&self.upload)
-                .send()
-                .await
-                .map_err(|error| self.shared.failed("abort multipart upload", Some(&self.key), error).error)
-        })
-        .retry(self.shared.backoff())
-        .when(StoreError::is_retryable)
-        .await;
-        match aborted {
+                .send();
+            self.shared.send("abort multipart upload", Some(&self.key), 0, request).await
+        };
+        match self.shared.retried(abort).await {
             Ok(_) => Ok(()),
-            Err(error) if error.is_not_found() => Ok(()),
-            Err(error) => Err(error),
+            Err(failed) if failed.error.is_not_found() => Ok(()),
+            Err(failed) => Err(failed.error),
         }
     }
 }
