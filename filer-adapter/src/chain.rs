@@ -312,5 +312,6 @@ pub async fn free_below(filer: &dyn Filer, layout: &Layout, chain: &Chain, numbe
     Ok(freed)
 }
 
-#[cfg(all(test, feature = "memory"))]
+#[cfg(test)]
+#[cfg(feature = "memory")]
 mod tests;

@@ -91,7 +91,8 @@ async fn race(filer: &dyn Filer, key: &Key, token: String) -> Result<(), ProbeEr
     }
 }
 
-#[cfg(all(test, feature = "memory"))]
+#[cfg(test)]
+#[cfg(feature = "memory")]
 mod tests {
     use super::*;
     use crate::{

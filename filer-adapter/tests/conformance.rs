@@ -1,5 +1,7 @@
 //! Every store runs the same suite, and the start-up probe accepts every one of them.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 use refstream_filer_adapter::{
     Runtime, TokioRuntime,
     conformance::{Store, run_all},

@@ -1,5 +1,7 @@
 //! What the S3 adapter makes of each answer of a server that follows a script: above all, whether it may have happened.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 use bytes::Bytes;
 use futures::TryStreamExt;
 use refstream_filer_adapter::{
@@ -160,6 +162,8 @@ async fn a_create_says_whether_it_may_have_happened() {
         let (created, _) = create(error(status, code)).await;
         assert_eq!(may_have_happened(created), kind, "{status}");
     }
+    let (created, _) = create(answer("503 Slow Down", "retry-after: 7\r\n", "")).await;
+    assert_eq!(may_have_happened(created), StoreErrorKind::Throttled(Some(Duration::from_secs(7))));
     let (created, _) = create(Answer::Nothing).await;
     assert_eq!(may_have_happened(created), StoreErrorKind::Unavailable, "the connection was closed without an answer");
     for (status, code, kind) in [
@@ -187,7 +191,7 @@ async fn nothing_happens_where_nobody_listens() {
 
 #[tokio::test]
 async fn puts_are_repeated_with_patience() {
-    let slow_down = answer("503 Slow Down", "retry-after: 1\r\n", "<Error><Code>SlowDown</Code></Error>");
+    let slow_down = answer("503 Slow Down", "retry-after: 0\r\n", "<Error><Code>SlowDown</Code></Error>");
     let server = Server::start([slow_down, Answer::Nothing, answer("200 OK", "etag: \"x\"\r\n", "")]).await;
     let body = vec![Bytes::from_static(b"two "), Bytes::from_static(b"pieces")];
     let put = server.store().await.put(&key(), body.clone(), crc32c(&body), &Attributes::default()).await;
