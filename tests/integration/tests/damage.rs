@@ -1,5 +1,7 @@
 //! Damaged and missing payloads: named exactly, never handed out, never in the way of others.
 
+#![allow(clippy::unwrap_used)]
+
 use refstream_integration_tests::{Files, Up};
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,7 @@
 //! The SDK against a broker in this process, on a store in memory.
 
+#![allow(clippy::unwrap_used)]
+
 use async_trait::async_trait;
 use refstream::{
     BackfillEvent, BackfillOptions, Client, ClientOptions, ConsumeError, Consumer, ConsumerOptions, Delivery,
