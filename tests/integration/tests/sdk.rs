@@ -195,8 +195,9 @@ async fn records_arrive_exactly_once_in_order_from_broker_and_files() {
     assert_exactly_once(&all(&client).await, 5_000);
 
     client.seal(&topic()).await.unwrap();
-    let (segments, files) = client.compact(&topic(), true).await.unwrap();
-    assert!(segments > 0 && !files.is_empty());
+    // The broker's own compactor may have made the early files already; publishing them is left to this call.
+    let (_, files) = client.compact(&topic(), true).await.unwrap();
+    assert!(!files.is_empty());
     for number in 5_000..6_000 {
         producer.send(inline(number)).await.unwrap();
     }
