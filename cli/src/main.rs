@@ -127,7 +127,9 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("refstream: {}", failure.text());
+            if let Some(text) = failure.text() {
+                eprintln!("refstream: {text}");
+            }
             failure.exit().into()
         }
     }
