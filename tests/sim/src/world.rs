@@ -27,7 +27,7 @@ use std::{
 /// Steps after which a seed is given up: it goes round in circles.
 const MOST_STEPS: u64 = 2_000_000;
 /// What is left must be done within this time after the blows end.
-const PATIENCE: Duration = Duration::from_secs(180);
+const PATIENCE: Duration = Duration::from_secs(1_800);
 
 /// What to run.
 #[derive(Clone, Copy, Debug)]
