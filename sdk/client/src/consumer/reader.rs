@@ -138,8 +138,8 @@ pub(super) struct Reader {
     backoff: Backoff,
     /// Nothing is opened before this time.
     hold: Duration,
-    last_progress: Duration,
-    last_trouble: Option<ConsumeError>,
+    /// The last thing that went wrong, and since when nothing went right.
+    trouble: Option<(ConsumeError, Duration)>,
 }
 
 impl Reader {
@@ -154,7 +154,6 @@ impl Reader {
         let (sender, events) = mpsc::channel(QUEUED_ANSWERS);
         Self {
             idle: targets.keys().copied().collect(),
-            last_progress: runtime.now(),
             context: Context {
                 brokers: Arc::clone(client.brokers()),
                 deployment: Arc::clone(client.deployment()),
@@ -176,7 +175,7 @@ impl Reader {
             events,
             backoff: Backoff::new(),
             hold: Duration::ZERO,
-            last_trouble: None,
+            trouble: None,
         }
     }
 
@@ -213,8 +212,9 @@ impl Reader {
 
     /// The error to end with when there was no progress for too long; a reader that follows never gives up.
     fn gave_up(&mut self) -> Option<ConsumeError> {
-        let silent = self.context.runtime.now().saturating_sub(self.last_progress);
-        if self.follow || silent < self.context.brokers.timeout() { None } else { self.last_trouble.take() }
+        let (_, since) = self.trouble.as_ref()?;
+        let troubled = self.context.runtime.now().saturating_sub(*since);
+        if self.follow || troubled < self.context.brokers.timeout() { None } else { Some(self.trouble.take()?.0) }
     }
 
     /// Opens what can be opened.
@@ -300,13 +300,14 @@ impl Reader {
 
     fn progress(&mut self) {
         self.backoff.reset();
-        self.last_progress = self.context.runtime.now();
-        self.last_trouble = None;
+        self.trouble = None;
     }
 
     fn trouble(&mut self, error: ConsumeError) {
-        self.last_trouble = Some(error);
-        self.hold = self.context.runtime.now() + self.backoff.next(&*self.context.runtime);
+        let now = self.context.runtime.now();
+        let since = self.trouble.as_ref().map_or(now, |(_, since)| *since);
+        self.trouble = Some((error, since));
+        self.hold = now + self.backoff.next(&*self.context.runtime);
     }
 
     async fn batch(&mut self, session: SessionId, batch: v1::TailBatch) -> Result<(), Closed> {
@@ -422,8 +423,8 @@ impl Reader {
         let Some(session) = self.sessions.remove(&session) else { return Ok(()) };
         if let Some(status) = status {
             self.stale_routes = true;
-            let silent = self.context.runtime.now().saturating_sub(self.last_progress);
-            let error = Failure::of(&session.endpoint, &status).into_error(&session.endpoint, silent, false);
+            let since = self.trouble.as_ref().map_or(Duration::ZERO, |(_, since)| self.context.runtime.now() - *since);
+            let error = Failure::of(&session.endpoint, &status).into_error(&session.endpoint, since, false);
             self.trouble(error.into());
         } else {
             for partition in &session.partitions {

@@ -80,16 +80,17 @@ impl<'a> Object<'a> {
 struct Patience<'a> {
     runtime: &'a dyn Runtime,
     backoff: Backoff,
-    since: Duration,
+    /// When the first failure came since something arrived.
+    since: Option<Duration>,
 }
 
 impl<'a> Patience<'a> {
     fn new(runtime: &'a dyn Runtime) -> Self {
-        Self { runtime, backoff: Backoff::new(), since: runtime.now() }
+        Self { runtime, backoff: Backoff::new(), since: None }
     }
     fn progress(&mut self) {
         self.backoff.reset();
-        self.since = self.runtime.now();
+        self.since = None;
     }
     /// Waits, or gives the error back when waiting does not help.
     async fn wait(&mut self, error: StoreError) -> Result<(), StoreError> {
@@ -97,7 +98,9 @@ impl<'a> Patience<'a> {
         if let StoreErrorKind::Throttled(Some(asked)) = error.kind {
             delay = delay.max(asked);
         }
-        if !error.is_retryable() || self.runtime.now() - self.since + delay > RETRY_FOR {
+        let now = self.runtime.now();
+        let since = *self.since.get_or_insert(now);
+        if !error.is_retryable() || now - since + delay > RETRY_FOR {
             return Err(error);
         }
         self.runtime.sleep(delay).await;
