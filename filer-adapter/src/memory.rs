@@ -1,6 +1,6 @@
 //! A store in memory that behaves like a real one on its worst days.
 //!
-//! It implements [`Filer`] and [`BlobStore`] and can lose answers, fail after the write, answer 409 without effect, ignore the
+//! It implements [`Filer`] and [`BlobStore`](crate::BlobStore) and can lose answers, fail after the write, answer 409 without effect, ignore the
 //! condition, let a create land long after it was given up, list the past, flip stored bits, run out of space and be cut off.
 //! Faults come at random ([`Faults`], under a seed) or on cue ([`MemoryStore::script`]). Clients made by
 //! [`MemoryStore::client`] share the objects and have their own faults, so that one of them can be cut off alone.

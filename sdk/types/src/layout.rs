@@ -115,7 +115,7 @@ pub enum Chain {
     ClusterLog,
     /// The journal of one epoch.
     Journal(Epoch),
-    /// The closed files of one topic; the folder comes from [`Layout::topic_folder`].
+    /// The closed files of one topic; in the topic's [`TopicFolder`].
     Manifest(TopicFolder),
 }
 
