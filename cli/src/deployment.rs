@@ -92,9 +92,16 @@ pub(crate) async fn embedded(settings: &BrokerSettings) -> Result<Embedded, Fail
         },
     );
     let blobs: Arc<dyn BlobStore> = Arc::clone(&store) as _;
-    let server =
-        broker(settings, true, store, blobs.clone(), name.clone(), vec![description], BTreeMap::from([(name, blobs)]))
-            .await?;
+    let server = broker(
+        settings,
+        true,
+        store,
+        Arc::clone(&blobs),
+        name.clone(),
+        vec![description],
+        BTreeMap::from([(name, blobs)]),
+    )
+    .await?;
     Ok(Embedded { server, s3, keys, _lock: lock })
 }
 

@@ -25,16 +25,16 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// Why a command failed: an exit code and, unless it was said already, a text for people.
+/// Why a command failed: an exit code and a text for people.
 #[derive(Debug)]
 pub(crate) struct Failure {
     exit: Exit,
-    text: Option<String>,
+    text: String,
 }
 
 impl Failure {
     pub(crate) fn new(exit: Exit, text: impl Display) -> Self {
-        Self { exit, text: Some(text.to_string()) }
+        Self { exit, text: text.to_string() }
     }
     pub(crate) fn failed(text: impl Display) -> Self {
         Self::new(Exit::Failed, text)
@@ -42,18 +42,14 @@ impl Failure {
     pub(crate) fn usage(text: impl Display) -> Self {
         Self::new(Exit::Usage, text)
     }
-    /// The command's own output has said it all.
-    pub(crate) fn said(exit: Exit) -> Self {
-        Self { exit, text: None }
-    }
     pub(crate) fn interrupted() -> Self {
         Self::new(Exit::Interrupted, "interrupted")
     }
     pub(crate) fn exit(&self) -> Exit {
         self.exit
     }
-    pub(crate) fn text(&self) -> Option<&str> {
-        self.text.as_deref()
+    pub(crate) fn text(&self) -> &str {
+        &self.text
     }
 }
 

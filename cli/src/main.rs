@@ -127,9 +127,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            if let Some(text) = failure.text() {
-                eprintln!("refstream: {text}");
-            }
+            eprintln!("refstream: {}", failure.text());
             failure.exit().into()
         }
     }

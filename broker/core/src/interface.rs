@@ -277,7 +277,7 @@ pub enum Reply {
     /// To [`Input::OpenProducer`].
     Producer(Result<(ProducerId, ProducerEpoch), OperationError>),
     /// To [`Input::Topic`]: the topic after the change.
-    Topic(Result<TopicState, OperationError>),
+    Topic(Result<Arc<TopicState>, OperationError>),
     /// To [`Input::Seal`].
     Sealed(Result<Vec<SegmentNumber>, OperationError>),
     /// To [`Input::Closed`].

@@ -73,7 +73,7 @@ pub(crate) enum Outcome {
     /// Not yet.
     Going,
     /// The end and the sum of the journal.
-    Ended(Recovered),
+    Ended(Box<Recovered>),
     /// The journal is not what it was when the recovery began.
     Moved,
     /// It contradicts itself.
@@ -351,7 +351,7 @@ impl Recovery {
         match std::mem::replace(&mut self.stage, Stage::Tip) {
             Stage::Walking(walking) => {
                 let Walking { base, replay, .. } = *walking;
-                Outcome::Ended(Recovered { epoch: self.epoch, fence, base: Slot(base), replay })
+                Outcome::Ended(Box::new(Recovered { epoch: self.epoch, fence, base: Slot(base), replay }))
             }
             _ => Outcome::Going,
         }

@@ -138,7 +138,7 @@ impl Broker {
                     Outcome::Ended(recovered) => {
                         self.operations.abandon(Recovery::owns);
                         if let Some(startup) = self.startup() {
-                            startup.recovered.push(recovered);
+                            startup.recovered.push(*recovered);
                             startup.moves = 0;
                         }
                         self.recover_next(turn)

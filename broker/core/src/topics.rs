@@ -41,7 +41,7 @@ impl Broker {
         let TopicOperation::Delete { topic } = operation else {
             return self.cluster.want(Intent::Topic { ticket, operation, at, ended: Vec::new() });
         };
-        if !self.cluster.state.topics.get(&topic).is_some_and(|topic| !topic.deleted) {
+        if self.cluster.state.topics.get(&topic).is_none_or(|topic| topic.deleted) {
             let result = Err(OperationError::UnknownTopic(topic));
             return turn.emit(Effect::Reply { ticket, reply: Reply::Topic(result) });
         }
@@ -99,7 +99,7 @@ impl Broker {
             }
         }
         for ticket in tickets {
-            let result = result.as_ref().map(|topic| TopicState::clone(topic)).map_err(Clone::clone);
+            let result = result.as_ref().map(Arc::clone).map_err(Clone::clone);
             turn.emit(Effect::Reply { ticket, reply: Reply::Topic(result) });
         }
     }

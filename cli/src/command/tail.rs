@@ -117,7 +117,7 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
             match write_payload(&client, &delivery, folder).await {
                 Ok(path) => value["payload_file"] = serde_json::json!(path),
                 Err(failure) if failure.exit() == Exit::Verification => {
-                    eprintln!("refstream: {}", failure.text().unwrap_or_default());
+                    eprintln!("refstream: {}", failure.text());
                     damaged += 1;
                 }
                 Err(failure) => return Err(failure),

@@ -146,6 +146,7 @@ impl Reader {
     pub(crate) fn u64(&mut self) -> Result<u64, DecodeError> {
         Ok(u64::from_le_bytes(self.array()?))
     }
+    /// A number in as few bytes as it needs: one value has one form, so that what was decoded encodes to the same length.
     pub(crate) fn varint(&mut self) -> Result<u64, DecodeError> {
         let mut value = 0_u64;
         for shift in (0..64).step_by(7) {
@@ -155,6 +156,9 @@ impl Reader {
                 break;
             }
             value |= bits << shift;
+            if byte == 0 && shift > 0 {
+                return Err(self.error("a varint is longer than it need be"));
+            }
             if byte & 0x80 == 0 {
                 return Ok(value);
             }
@@ -257,5 +261,45 @@ impl Reader {
     /// Checks that nothing is left.
     pub(crate) fn end(&self) -> Result<(), DecodeError> {
         if self.remaining() == 0 { Ok(()) } else { Err(self.error(format!("{} bytes too many", self.remaining()))) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn varint(bytes: &[u8]) -> Result<u64, DecodeError> {
+        let mut reader = Reader::new(Bytes::copy_from_slice(bytes), "test");
+        let value = reader.varint()?;
+        reader.end()?;
+        Ok(value)
+    }
+
+    proptest! {
+        #[test]
+        fn a_number_has_one_form(bytes in proptest::collection::vec(any::<u8>(), 0..11), value in any::<u64>()) {
+            let mut writer = Writer::new();
+            writer.varint(value);
+            prop_assert_eq!(varint(&writer.0), Ok(value));
+            if let Ok(value) = varint(&bytes) {
+                let mut writer = Writer::new();
+                writer.varint(value);
+                prop_assert_eq!(writer.0, bytes);
+            }
+        }
+    }
+
+    #[test]
+    fn longer_forms_and_larger_numbers_are_refused() {
+        assert_eq!(varint(&[0x1d]), Ok(0x1d));
+        for longer in [&[0x9d, 0][..], &[0x80, 0], &[0x80, 0x80, 0]] {
+            assert!(varint(longer).unwrap_err().why.contains("longer"));
+        }
+        let mut most = [0xff; 10];
+        most[9] = 1;
+        assert_eq!(varint(&most), Ok(u64::MAX));
+        most[9] = 2;
+        assert!(varint(&most).unwrap_err().why.contains("64 bits"));
     }
 }

@@ -208,9 +208,20 @@ impl Up {
         Running(child.expect("refstream runs"))
     }
 
-    /// All records of a topic from the first one on.
+    /// All records of a topic from the first one on, by partition and offset.
+    ///
+    /// # Panics
+    /// When they do not arrive in the order of their offsets within each partition.
     pub fn records(&self, topic: &str) -> Vec<Value> {
-        self.run(&["tail", topic, "--from", "earliest", "--no-follow"]).lines()
+        let mut records = self.run(&["tail", topic, "--from", "earliest", "--no-follow"]).lines();
+        let partition = |record: &Value| record["partition"].as_u64();
+        // Nothing orders two partitions: a stable sort keeps the order of arrival within each.
+        records.sort_by_key(partition);
+        let in_order = records.windows(2).all(|two| {
+            partition(&two[0]) != partition(&two[1]) || two[0]["offset"].as_u64() < two[1]["offset"].as_u64()
+        });
+        assert!(in_order, "records of a partition arrive in order");
+        records
     }
 
     /// How many records are committed in a topic; `None` while nobody answers.

@@ -1,5 +1,7 @@
 //! Wrong input on each surface: a clear error, nothing lost, nothing else disturbed.
 
+#![allow(clippy::unwrap_used)]
+
 use refstream_integration_tests::{Files, Up, binary};
 use std::{
     os::unix::{ffi::OsStrExt as _, fs::PermissionsExt as _},
@@ -82,7 +84,7 @@ fn odd_files_are_backfilled_or_named() {
     std::fs::create_dir(at("closed")).unwrap();
     std::fs::write(at("closed/secret"), b"s").unwrap();
     assert!(Command::new("mkfifo").arg(at("fifo")).status().unwrap().success());
-    std::fs::set_permissions(at("closed/secret"), std::fs::Permissions::from_mode(0)).unwrap();
+    std::fs::set_permissions(at("closed/secret"), std::fs::Permissions::from_mode(0o000)).unwrap();
     let said = up.run(&["--output", "json", "backfill", "t", folder.path().to_str().unwrap()]);
     let summary: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();
     let mut keys: Vec<_> = up.records("t").iter().map(|r| r["key"].as_str().unwrap().to_owned()).collect();

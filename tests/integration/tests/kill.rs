@@ -1,5 +1,7 @@
 //! `kill -9` of the whole node at random moments: nothing acked is lost, nothing appears twice.
 
+#![allow(clippy::unwrap_used)]
+
 use rand::{Rng as _, SeedableRng as _};
 use refstream_integration_tests::{Files, Up, long};
 

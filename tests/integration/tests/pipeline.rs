@@ -1,5 +1,7 @@
 //! The whole path: backfill, tail, seal, compact, files, fetch, verify.
 
+#![allow(clippy::unwrap_used)]
+
 use refstream_integration_tests::{Files, Up};
 use std::collections::BTreeSet;
 

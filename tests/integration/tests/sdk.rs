@@ -195,7 +195,9 @@ async fn records_arrive_exactly_once_in_order_from_broker_and_files() {
     assert_exactly_once(&all(&client).await, 5_000);
 
     client.seal(&topic()).await.unwrap();
-    client.compact(&topic(), true).await.unwrap();
+    // The broker's own compactor may have made the early files already; publishing them is left to this call.
+    let (_, files) = client.compact(&topic(), true).await.unwrap();
+    assert!(!files.is_empty());
     for number in 5_000..6_000 {
         producer.send(inline(number)).await.unwrap();
     }
@@ -207,7 +209,7 @@ async fn records_arrive_exactly_once_in_order_from_broker_and_files() {
     let record = client.record(&topic(), ack.partition, ack.offset).await.unwrap();
     assert_eq!(number(&record), 6_000);
     let first = client.record(&topic(), record.partition, Offset(0)).await.unwrap();
-    assert_eq!(first.offset, Offset(0));
+    assert_eq!((first.partition, first.offset), (record.partition, Offset(0)), "the first record comes from a file");
     let error = client.record(&topic(), ack.partition, Offset(1 << 40)).await.unwrap_err();
     assert!(matches!(error, ConsumeError::NoSuchRecord(_)), "{error}");
 
