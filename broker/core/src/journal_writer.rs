@@ -54,6 +54,16 @@ pub(crate) enum Mark {
     Sealed(SegmentId),
 }
 
+impl Mark {
+    /// The segment, if it was sealed.
+    pub(crate) fn sealed(&self) -> Option<SegmentId> {
+        match self {
+            Self::Sealed(segment) => Some(*segment),
+            Self::Adopted(_) => None,
+        }
+    }
+}
+
 /// What goes into the next slot.
 #[derive(Debug, Default)]
 pub(crate) struct Placement {
@@ -153,6 +163,14 @@ impl JournalWriter {
     /// Slots since the latest checkpoint.
     pub(crate) fn slots_since_checkpoint(&self) -> u64 {
         self.next.0 - self.checkpoint().map_or(0, |slot| slot.0)
+    }
+    /// Batches since the latest checkpoint.
+    pub(crate) fn batches_since_checkpoint(&self) -> usize {
+        self.since_checkpoint.len()
+    }
+    /// The batches of a slot in flight.
+    pub(crate) fn batches_in(&self, slot: Slot) -> Vec<(PlacedBatch, BatchLocation)> {
+        self.flights.get(&slot).map(|flight| flight.batches.clone()).unwrap_or_default()
     }
     /// The batches for a checkpoint in the next slot.
     pub(crate) fn take_locations(&mut self) -> Vec<BatchLocation> {

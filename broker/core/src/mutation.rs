@@ -22,17 +22,25 @@ pub enum Mutation {
     ForgetProducers,
     /// Takes every batch for a fresh one.
     NoDeduplication,
-    /// Makes new bytes for each attempt to commit a slot that was fenced, at the next slot.
-    ClimbOverFence,
+    /// Takes a fence in its slot for its own commit.
+    IgnoreFence,
     /// Places batches behind a segment's seal entry.
     AppendAfterSeal,
     /// Tells readers of a batch when it is placed.
     ReadBeforeDurable,
+    /// Writes a checkpoint between a segment's end and the log entry that says so.
+    HideEnds,
+    /// Refuses a batch by what it knows, without proving that it is not fenced.
+    StaleRefusal,
+    /// Frees its journal up to the last committed slot.
+    FreeTooMuch,
+    /// Tells the log of a segment's end when the seal entry is placed.
+    EndBeforeDurable,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 14] = [
         Self::AckBeforeDurable,
         Self::AckAboveGap,
         Self::SkipFencing,
@@ -40,8 +48,12 @@ impl Mutation {
         Self::ReuseOffsets,
         Self::ForgetProducers,
         Self::NoDeduplication,
-        Self::ClimbOverFence,
+        Self::IgnoreFence,
         Self::AppendAfterSeal,
         Self::ReadBeforeDurable,
+        Self::HideEnds,
+        Self::StaleRefusal,
+        Self::FreeTooMuch,
+        Self::EndBeforeDurable,
     ];
 }

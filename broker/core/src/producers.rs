@@ -89,15 +89,29 @@ impl Producers {
         known.expires_at = expires_at;
     }
 
-    /// Those unheard of for too long, ascending.
-    pub(crate) fn expired(&self, now: Duration) -> Vec<(PartitionId, ProducerId)> {
-        self.0.iter().filter(|(_, known)| known.expires_at <= now).map(|(key, _)| *key).collect()
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// All of them, with the time from which each is forgotten.
+    pub(crate) fn expiries(&self) -> impl Iterator<Item = (Duration, (PartitionId, ProducerId))> {
+        self.0.iter().map(|(key, known)| (known.expires_at, *key))
     }
 
     /// Forgets producers.
     pub(crate) fn forget(&mut self, producers: &[(PartitionId, ProducerId)]) {
         for producer in producers {
             self.0.remove(producer);
+        }
+    }
+
+    /// Keeps the times at which those of an earlier segment of this process would have been forgotten.
+    pub(crate) fn keep_expiries(&mut self, earlier: &Self) {
+        for (key, known) in &mut self.0 {
+            if let Some(earlier) = earlier.0.get(key) {
+                known.expires_at = earlier.expires_at;
+            }
         }
     }
 

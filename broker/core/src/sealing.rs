@@ -106,6 +106,9 @@ impl Broker {
     pub(crate) fn seal_released(&mut self, id: SegmentId) {
         let Some(segment) = self.segments.get_mut(&id) else { return };
         let after = segment.ending.unwrap_or(After::Successor);
+        if segment.end_is_durable {
+            return;
+        }
         segment.end_is_durable = true;
         if after == After::Deletion {
             return self.advance_deletion(id.topic);
@@ -121,9 +124,13 @@ impl Broker {
         if let Some(segment) = self.segments.remove(&id) {
             self.sealing.unlogged = self.sealing.unlogged.saturating_sub(1);
             if let Some(successor) = successor {
+                let next = successor.id;
                 self.finals.insert(id, segment.state());
                 self.take_over(turn, successor);
                 self.finals.remove(&id);
+                if let Some(next) = self.segments.get_mut(&next) {
+                    next.ledger.producers.keep_expiries(&segment.ledger.producers);
+                }
             }
         }
         self.sealing.ended(turn, id);

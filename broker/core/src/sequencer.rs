@@ -42,6 +42,8 @@ use std::time::Duration;
 pub(crate) const LONGEST_PARKED: Duration = Duration::from_secs(10);
 /// What a throttled producer is told to wait at least.
 const THROTTLE: Duration = Duration::from_millis(50);
+/// A checkpoint that would list more batches is due early, so that it fits into an object.
+const MOST_CHECKPOINT_BATCHES: usize = 1 << 18;
 /// Bulk batches may fill this part of the pending bytes.
 const BULK_PART: usize = 2;
 
@@ -141,7 +143,9 @@ impl Broker {
 
     fn is_checkpoint_due(&self) -> bool {
         self.journal.as_ref().is_some_and(|journal| {
-            journal.checkpoint().is_none() || journal.slots_since_checkpoint() >= self.settings.checkpoint_slots
+            journal.checkpoint().is_none()
+                || journal.slots_since_checkpoint() >= self.settings.checkpoint_slots
+                || journal.batches_since_checkpoint() >= MOST_CHECKPOINT_BATCHES
         })
     }
 
@@ -149,7 +153,7 @@ impl Broker {
     /// recovery would know nothing of the segment (invariant *checkpoints-hide-nothing*): it waits for those entries, and further
     /// ends wait for it.
     fn may_checkpoint(&self) -> bool {
-        self.sealing.unlogged == 0
+        self.sealing.unlogged == 0 || self.mutation == Mutation::HideEnds
     }
 
     fn may_end(&self) -> bool {
@@ -168,15 +172,21 @@ impl Broker {
             self.add_checkpoint(&mut placement);
             ends = true;
         }
-        let mut size = self.add_adoptions(slot, &mut placement);
-        for queued in self.lanes.take(self.settings.object_bytes.saturating_sub(size).max(1)) {
-            self.sequence(turn, slot, queued, &mut placement);
-        }
+        let size = self.add_adoptions(slot, &mut placement);
+        // Before the batches, so that nobody is forgotten who was just heard.
         self.add_expiries(&mut placement);
-        if ends {
-            size += self.add_ends(slot, &mut placement);
+        let limit = self.settings.object_bytes.saturating_sub(size).max(1);
+        let mut used = 0;
+        self.lanes.begin();
+        while let Some(queued) = self.lanes.next(used, limit) {
+            let length = queued.len();
+            if self.sequence(turn, slot, queued, &mut placement) {
+                used += length;
+            }
         }
-        let _ = size;
+        if ends {
+            self.add_ends(slot, &mut placement);
+        }
         if placement.entries.is_empty() && !placement.needs_slot && !proof && !idle {
             for answered in placement.answers {
                 let wait = self.journal.as_mut().and_then(|journal| journal.wait(answered));
@@ -187,9 +197,19 @@ impl Broker {
             return false;
         }
         let token = self.token();
+        let early: Vec<_> = match self.mutation {
+            Mutation::EndBeforeDurable => placement.marks.iter().filter_map(Mark::sealed).collect(),
+            _ => Vec::new(),
+        };
         if let Some(journal) = self.journal.as_mut() {
-            journal.place(turn, &mut self.operations, token, placement);
+            let slot = journal.place(turn, &mut self.operations, token, placement);
+            if self.mutation == Mutation::ReadBeforeDurable
+                && let Some(epoch) = self.epoch
+            {
+                turn.emit(Effect::Committed { epoch, slot, batches: journal.batches_in(slot) });
+            }
         }
+        early.into_iter().for_each(|segment| self.seal_released(segment));
         true
     }
 
@@ -231,7 +251,7 @@ impl Broker {
     }
 
     /// Segments whose end is wanted: their `Seal` entries follow all their batches.
-    fn add_ends(&mut self, slot: Slot, placement: &mut Placement) -> usize {
+    fn add_ends(&mut self, slot: Slot, placement: &mut Placement) {
         let mut size = 0;
         while size < self.settings.object_bytes
             && let Some(id) = self.sealing.to_end.pop_front()
@@ -246,7 +266,6 @@ impl Broker {
             placement.entries.push(Entry::Seal(state));
             placement.marks.push(Mark::Sealed(id));
         }
-        size
     }
 
     fn add_expiries(&mut self, placement: &mut Placement) {
@@ -258,8 +277,8 @@ impl Broker {
         }
     }
 
-    /// Judges a batch and gives it its place in the object for `slot`.
-    fn sequence(&mut self, turn: &mut Turn<'_>, slot: Slot, queued: Queued, placement: &mut Placement) {
+    /// Judges a batch and gives it its place in the object for `slot`; whether it got one.
+    fn sequence(&mut self, turn: &mut Turn<'_>, slot: Slot, queued: Queued, placement: &mut Placement) -> bool {
         let now = turn.now;
         let refusal = match self.life {
             // What arrived before the drain is still placed.
@@ -267,7 +286,8 @@ impl Broker {
             _ => self.refusal(queued.topic, queued.partition),
         };
         if let Some(error) = refusal {
-            return self.refuse(turn, queued, error);
+            self.refuse(turn, queued, error);
+            return false;
         }
         let broken = self.mutation == Mutation::AppendAfterSeal;
         let id = self.segment_of(queued.topic, queued.partition);
@@ -276,9 +296,13 @@ impl Broker {
                 .get(id)
                 .is_some_and(|segment| segment.takes_batches() || broken && matches!(segment.stage, Stage::Ended(_)))
         }) else {
-            return self.lanes.park(queued);
+            self.lanes.park(queued);
+            return false;
         };
-        let Some(segment) = self.segments.get_mut(&id) else { return self.lanes.park(queued) };
+        let Some(segment) = self.segments.get_mut(&id) else {
+            self.lanes.park(queued);
+            return false;
+        };
         let append_time = segment.ledger.append_time(now.wall);
         let header = queued.batch.header();
         let verdict = match self.mutation {
@@ -291,14 +315,15 @@ impl Broker {
             }
             Verdict::Refused(error) => {
                 // The producer may know better than a broker that was fenced without noticing.
-                placement.needs_slot = true;
+                placement.needs_slot = self.mutation != Mutation::StaleRefusal;
                 Err(error)
             }
             Verdict::Fresh => {
                 if segment.first_batch.is_some_and(|(_, first)| first.day() != append_time.day()) && !broken {
                     // A segment holds one UTC day.
                     self.end_segment(id, After::Successor);
-                    return self.lanes.park(queued);
+                    self.lanes.park(queued);
+                    return false;
                 }
                 let expires_at = now.monotonic + self.settings.producer_expiry;
                 match segment.ledger.place(queued.partition, &queued.batch, now.wall, expires_at) {
@@ -329,13 +354,14 @@ impl Broker {
                         } else {
                             placement.answers.push(Answered { ticket: queued.ticket, index: queued.index, outcome });
                         }
-                        return;
+                        return true;
                     }
                 }
             }
         };
         self.pending_bytes = self.pending_bytes.saturating_sub(queued.len());
         placement.answers.push(Answered { ticket: queued.ticket, index: queued.index, outcome });
+        false
     }
 
     /// Refuses a batch that was never placed, for a reason that the log's durable state gives.
@@ -353,6 +379,10 @@ impl Broker {
         decided: Decided,
         since: Duration,
     ) -> Result<(), StopReason> {
+        let decided = match decided {
+            Decided::Taken(_) if self.mutation == Mutation::IgnoreFence => Decided::Committed,
+            decided => decided,
+        };
         let Some(journal) = self.journal.as_mut() else { return Ok(()) };
         for (slot, flight) in journal.decided(slot, decided, since, turn.now.monotonic)? {
             self.release(turn, slot, flight);

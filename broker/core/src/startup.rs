@@ -290,6 +290,13 @@ impl Broker {
             let last_slots = recovered.last_slots();
             for segment in state.owned_by(recovered.epoch) {
                 let Some(mut ended) = recovered.ended(segment.id, &last_slots) else {
+                    let topic = state.topics.get(&segment.id.topic);
+                    if topic.is_some_and(|topic| topic.adopted.contains_key(&segment.id.number)) {
+                        return Err(StopReason::Damaged(format!(
+                            "segment {} was adopted in journal {}, which knows nothing of it",
+                            segment.id, recovered.epoch
+                        )));
+                    }
                     decide(Intent::EndUnadopted { segment: segment.id, fence: recovered.fence })?;
                     continue;
                 };

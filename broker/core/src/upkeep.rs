@@ -15,6 +15,7 @@
 use crate::{
     broker::{Broker, Life},
     interface::{AppendError, StopReason},
+    mutation::Mutation,
     operations::{Purpose, Request},
     segment::{After, Stage},
     sequencer::LONGEST_PARKED,
@@ -32,6 +33,9 @@ use std::{
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How often producers are looked at.
 const EXPIRE_EVERY: Duration = Duration::from_secs(600);
+/// Producers remembered in all open segments together: more would not fit into a checkpoint. Those silent for longest are
+/// forgotten before their time.
+const MOST_PRODUCERS: usize = 200_000;
 /// A fenced journal frees nothing for so long.
 pub(crate) const GRACE: Duration = Duration::from_secs(600);
 /// The least number of slots that is worth freeing at once.
@@ -145,16 +149,25 @@ impl Broker {
     }
 
     fn expire_producers(&mut self, now: Duration) {
-        if now < self.upkeep.expired_at + EXPIRE_EVERY.min(self.settings.producer_expiry) {
+        let open = || self.segments.iter().filter(|(_, segment)| segment.stage == Stage::Open);
+        let count: usize = open().map(|(_, segment)| segment.ledger.producers.len()).sum();
+        let due = now >= self.upkeep.expired_at + EXPIRE_EVERY.min(self.settings.producer_expiry);
+        if !due && count <= MOST_PRODUCERS {
             return;
         }
-        self.upkeep.expired_at = now;
-        for (id, segment) in self.segments.iter().filter(|(_, segment)| segment.stage == Stage::Open) {
-            let expired = segment.ledger.producers.expired(now);
-            if !expired.is_empty() {
-                self.sealing.to_expire.insert(*id, expired);
-            }
+        let expiries = open().flat_map(|(id, segment)| {
+            segment.ledger.producers.expiries().map(|(at, (partition, producer))| (at, *id, partition, producer))
+        });
+        let mut expiries: Vec<_> = expiries.collect();
+        expiries.sort_unstable();
+        let over = if count > MOST_PRODUCERS { count - MOST_PRODUCERS + MOST_PRODUCERS / 8 } else { 0 };
+        let silent = expiries.partition_point(|(at, ..)| *at <= now);
+        let mut expired: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for (_, id, partition, producer) in expiries.into_iter().take(over.max(silent)) {
+            expired.entry(id).or_default().push((partition, producer));
         }
+        self.upkeep.expired_at = now;
+        self.sealing.to_expire = expired;
     }
 
     fn refuse_parked(&mut self, turn: &mut Turn<'_>) {
@@ -194,7 +207,11 @@ impl Broker {
         let placed = self.segments.values().filter(|s| s.stage != Stage::Opened).map(|s| s.ledger.adopted);
         let adopting_from = placed.min().unwrap_or(journal.next());
         let needed = self.cluster.state.journal_needed(mine, adopting_from).unwrap_or(journal.next());
-        let mut below = BTreeMap::from([(mine, (needed.min(journal.needed_by_recovery()), false))]);
+        let needed = match self.mutation {
+            Mutation::FreeTooMuch => journal.released(),
+            _ => needed.min(journal.needed_by_recovery()),
+        };
+        let mut below = BTreeMap::from([(mine, (needed, false))]);
         for (epoch, since) in &self.upkeep.fenced {
             let fence = self.cluster.state.epochs.get(epoch).and_then(|e| e.fence);
             if let Some(fence) = fence.filter(|_| turn.now.monotonic >= *since + GRACE) {

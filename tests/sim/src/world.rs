@@ -27,7 +27,9 @@ use std::{
 /// Steps after which a seed is given up: it goes round in circles.
 const MOST_STEPS: u64 = 2_000_000;
 /// What is left must be done within this time after the blows end.
-const PATIENCE: Duration = Duration::from_secs(1_800);
+const PATIENCE: Duration = Duration::from_secs(600);
+/// The longest a lane waits between batches, on average, once all is calm.
+const MOST_PAUSE: Duration = Duration::from_millis(200);
 
 /// What to run.
 #[derive(Clone, Copy, Debug)]
@@ -557,8 +559,12 @@ impl World {
                 target.outside.store.set_cut_off(false);
             }
         }
-        self.starts = vec![self.clock.now()];
         let now = self.clock.now();
+        self.starts = vec![now];
+        for lane in &mut self.lanes {
+            lane.pause = lane.pause.min(MOST_PAUSE);
+            lane.at = lane.at.min(now + MOST_PAUSE);
+        }
         for process in &mut self.processes {
             if let Some(until) = &mut process.paused_until {
                 *until = now + Duration::from_millis(100);
@@ -773,7 +779,7 @@ impl World {
                     depth,
                     bulk: self.random.random_bool(0.3),
                     pending: VecDeque::new(),
-                    pause: self.plan.pause,
+                    pause: if self.calm { MOST_PAUSE } else { self.plan.pause },
                     at: self.clock.now(),
                 });
             }

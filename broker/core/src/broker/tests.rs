@@ -400,6 +400,22 @@ fn the_older_of_two_brokers_stops() {
 }
 
 #[test]
+fn a_silent_producer_is_forgotten_by_a_journal_entry() {
+    let expiry = Duration::from_secs(4_000);
+    let mut world = World { settings: Settings { producer_expiry: expiry, ..Settings::default() }, ..World::default() };
+    world.start();
+    let topic = world.create("t", 1).id;
+    at(0, world.append(topic, 0, batch(3, stamp(9, 0))));
+    world.pass(expiry / 2);
+    at(3, world.append(topic, 0, batch(3, stamp(10, 0))));
+    world.pass(expiry / 2 + Duration::from_secs(700));
+    world.start();
+    let error = AppendError::UnknownProducer(ProducerId(9));
+    assert_eq!(world.append(topic, 0, batch(3, stamp(9, 3))), Err(error));
+    assert!(at(3, world.append(topic, 0, batch(3, stamp(10, 0)))).duplicate);
+}
+
+#[test]
 fn entries_replay_as_written() {
     // Every journal that a broker wrote replays without contradiction: recovery feeds it to the shared replay.
     let mut world = World { settings: Settings { checkpoint_slots: 7, ..Settings::default() }, ..World::default() };
