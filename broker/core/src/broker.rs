@@ -324,7 +324,10 @@ impl Broker {
                 Settled::Joined => self.joined(turn),
                 Settled::Ended { segment, successor } => self.segment_ended(turn, segment, successor),
                 Settled::Serving { opened } => opened.into_iter().for_each(|segment| self.take_over(turn, segment)),
-                Settled::Topic { ticket, result, ended } => self.topic_changed(turn, ticket, result, &ended),
+                Settled::Topic { result, deletion: Some(topic), ended, .. } => {
+                    self.topic_deleted(turn, topic, result, ended);
+                }
+                Settled::Topic { ticket, result, deletion: None, .. } => self.topic_changed(turn, ticket, result),
                 Settled::Closed { ticket } => turn.emit(Effect::Reply { ticket, reply: Reply::Closed(Ok(())) }),
             }
         }

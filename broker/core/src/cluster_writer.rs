@@ -76,12 +76,13 @@ pub(crate) enum Settled {
     Serving {
         opened: Vec<OpenSegment>,
     },
+    /// The topic after the change; `deletion` where that was wanted, of a topic whose segments had `ended`.
     Topic {
         ticket: Ticket,
         result: Result<Arc<TopicState>, OperationError>,
-        ended: Vec<SegmentId>,
+        deletion: Option<TopicId>,
+        ended: Vec<EndedSegment>,
     },
-    /// The new topic's first segment, beside its [`Settled::Topic`].
     Closed {
         ticket: Ticket,
     },
@@ -198,8 +199,11 @@ impl Draft {
             }
             Intent::Topic { ticket, operation, at, ended } => {
                 let result = self.topic(operation, *at, ended)?;
-                let ended = ended.iter().map(|e| e.state.segment).collect();
-                Ok(Settled::Topic { ticket: *ticket, result, ended })
+                let deletion = match operation {
+                    TopicOperation::Delete { topic } => Some(*topic),
+                    TopicOperation::Create { .. } | TopicOperation::Alter { .. } => None,
+                };
+                Ok(Settled::Topic { ticket: *ticket, result, deletion, ended: ended.clone() })
             }
         }
     }
@@ -411,3 +415,6 @@ pub(crate) enum Proposal {
     /// This entry must be committed.
     Commit(Version, Vec<u8>),
 }
+
+#[cfg(test)]
+mod tests;

@@ -296,3 +296,6 @@ impl JournalWriter {
         std::mem::take(&mut self.flights).into_values().collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

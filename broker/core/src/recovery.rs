@@ -357,3 +357,6 @@ impl Recovery {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,14 +8,14 @@
 
 use crate::{
     broker::Broker,
-    cluster_writer::Intent,
+    cluster_writer::{EndedSegment, Intent},
     interface::{Effect, OperationError, Reply, Ticket, TopicOperation},
     sealing::ended,
     segment::{After, Stage},
     turn::Turn,
 };
 use refstream_format::cluster_log::TopicState;
-use refstream_types::{SegmentId, Timestamp, TopicId};
+use refstream_types::{Timestamp, TopicId};
 use std::sync::Arc;
 
 /// A topic whose segments must end before it can go.
@@ -75,27 +75,38 @@ impl Broker {
         }
     }
 
-    /// A change of a topic is decided.
+    /// A topic was created or altered, or not.
     pub(crate) fn topic_changed(
         &mut self,
         turn: &mut Turn<'_>,
         ticket: Ticket,
         result: Result<Arc<TopicState>, OperationError>,
-        ended: &[SegmentId],
     ) {
-        let mut tickets = vec![ticket];
         if let Ok(topic) = &result {
-            if let Some(deletion) = self.deletions.remove(&topic.id).filter(|_| topic.deleted) {
-                tickets = deletion.tickets;
-                for id in ended {
-                    self.segment_deleted(turn, *id);
-                }
-            }
-            for opened in topic.open.values() {
-                let unknown = !self.segments.contains_key(&opened.id);
-                if unknown && !topic.deleted && Some(opened.owner) == self.epoch && opened.predecessors.is_empty() {
-                    self.take_over(turn, opened.clone());
-                }
+            // Of a new topic, the segment that opened with it.
+            let mine = topic.open.values().filter(|opened| Some(opened.owner) == self.epoch);
+            let new: Vec<_> = mine.filter(|opened| !self.segments.contains_key(&opened.id)).cloned().collect();
+            new.into_iter().for_each(|opened| self.take_over(turn, opened));
+        }
+        turn.emit(Effect::Reply { ticket, reply: Reply::Topic(result.map(|topic| TopicState::clone(&topic))) });
+    }
+
+    /// A deletion is decided. If it was refused, the segments that ended for it get successors.
+    pub(crate) fn topic_deleted(
+        &mut self,
+        turn: &mut Turn<'_>,
+        topic: TopicId,
+        result: Result<Arc<TopicState>, OperationError>,
+        ended: Vec<EndedSegment>,
+    ) {
+        let tickets = self.deletions.remove(&topic).map(|deletion| deletion.tickets).unwrap_or_default();
+        for ended in ended {
+            let id = ended.state.segment;
+            if result.is_ok() {
+                self.segment_deleted(turn, id);
+            } else if let Some(segment) = self.segments.get_mut(&id) {
+                segment.end_is_told = true;
+                self.cluster.want(Intent::End { ended, after: After::Successor });
             }
         }
         for ticket in tickets {

@@ -21,6 +21,8 @@ pub(crate) enum Blow {
     StartAnother,
     /// One process, or all of them, cannot reach the store for so long.
     Outage { all: bool, lasts: Duration },
+    /// A process cannot write to the cluster log for a while, and its topics are to be sealed.
+    LogOutage,
     /// A process's wall clock jumps by so many seconds.
     WallJump(i64),
     /// A topic's segments are sealed.
@@ -112,8 +114,9 @@ impl Plan {
                 54..68 => {
                     Blow::Outage { all: random.random_bool(0.3), lasts: unit.mul_f64(random.random_range(0.05..3.0)) }
                 }
-                68..76 => Blow::WallJump(one_of(random, &[1_200, -1_200, 86_400])),
-                76..86 => Blow::Seal,
+                68..72 => Blow::LogOutage,
+                72..77 => Blow::WallJump(one_of(random, &[1_200, -1_200, 86_400])),
+                77..86 => Blow::Seal,
                 86..91 => Blow::CreateScratch,
                 91..95 => Blow::DeleteScratch,
                 _ => Blow::Drain,

@@ -1,22 +1,23 @@
 //! Brokers, clients and the store in one thread.
 
+mod blows;
+mod clients;
+
 use crate::{
     executor::{Clock, Executor},
-    history::{History, Place},
+    history::History,
     observer::Observer,
-    plan::{Blow, Plan},
-    producer::{Lane, Pending, batch},
+    plan::Plan,
+    producer::Lane,
     shell::{Ended, Outside},
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
-use refstream_core::{
-    AppendError, Broker, Done, Effect, Identity, Input, Mutation, Now, Phase, Reply, StopReason, Ticket, TopicOperation,
-};
+use refstream_core::{Broker, Done, Effect, Identity, Input, Mutation, Now, Phase, StopReason, Ticket};
 use refstream_filer_adapter::{
     Runtime,
     memory::{Faults, MemoryStore},
 };
-use refstream_types::{AckMode, Layout, PartitionId, ProducerId, SegmentId, Timestamp, TopicId};
+use refstream_types::{Layout, ProducerId, SegmentId, Timestamp, TopicId};
 use std::{
     collections::{BTreeMap, VecDeque, hash_map::DefaultHasher},
     hash::{Hash, Hasher},
@@ -28,6 +29,8 @@ use std::{
 const MOST_STEPS: u64 = 2_000_000;
 /// What is left must be done within this time after the blows end.
 const PATIENCE: Duration = Duration::from_secs(600);
+/// Creates of log entries that are dropped when a process cannot write to the log.
+const DROPPED_LOG_WRITES: u32 = 40;
 /// The longest a lane waits between batches, on average, once all is calm.
 const MOST_PAUSE: Duration = Duration::from_millis(200);
 
@@ -483,307 +486,6 @@ impl World {
         }
         let at = self.random.random_range(0..alive.len().max(1));
         alive.get(at).copied()
-    }
-
-    fn strike(&mut self, blow: Blow) {
-        self.say(|| format!("{blow:?}"));
-        let alive: Vec<_> = (0..self.processes.len()).filter(|p| !self.processes[*p].over).collect();
-        let at = self.random.random_range(0..alive.len().max(1));
-        let victim = alive.get(at).copied();
-        let now = self.clock.now();
-        match (blow, victim) {
-            (Blow::StartAnother, _) => self.start(),
-            (Blow::Outage { all: true, lasts }, _) => {
-                for process in alive {
-                    self.processes[process].outside.store.set_cut_off(true);
-                    self.outages.push((now + lasts, process));
-                }
-            }
-            (_, None) => {}
-            (Blow::Crash, Some(process)) => {
-                self.say(|| format!("process {process} crashes"));
-                self.end(process);
-            }
-            (Blow::Pause(lasts), Some(process)) => {
-                self.say(|| format!("process {process} pauses for {lasts:?}"));
-                self.processes[process].paused_until = Some(now + lasts);
-                if self.random.random_bool(0.7) {
-                    self.starts.push(now + lasts.mul_f64(self.random.random_range(0.0..1.0)));
-                }
-            }
-            (Blow::Outage { lasts, .. }, Some(process)) => {
-                self.processes[process].outside.store.set_cut_off(true);
-                self.outages.push((now + lasts, process));
-            }
-            (Blow::WallJump(seconds), Some(process)) => {
-                self.processes[process].wall_offset += seconds * 1_000_000;
-            }
-            (Blow::Seal, Some(process)) => {
-                let topics: Vec<_> = self.topics.iter().flatten().copied().collect();
-                for topic in topics {
-                    let ticket = self.ticket(Waiter::Other);
-                    self.give(process, Input::Seal { ticket, topic });
-                }
-            }
-            (Blow::CreateScratch, Some(process)) => {
-                self.scratches += 1;
-                let Ok(name) = format!("scratch-{}", self.scratches).parse() else { return };
-                let operation = TopicOperation::Create { name, config: self.plan.topics[0].clone() };
-                let ticket = self.ticket(Waiter::Other);
-                self.give(process, Input::Topic { ticket, operation });
-            }
-            (Blow::DeleteScratch, Some(process)) => {
-                let scratch = self.observer.state.topics.keys().find(|id| !self.topics.contains(&Some(**id))).copied();
-                if let Some(topic) = scratch.filter(|_| self.topics.iter().all(Option::is_some)) {
-                    let ticket = self.ticket(Waiter::Other);
-                    self.give(process, Input::Topic { ticket, operation: TopicOperation::Delete { topic } });
-                }
-            }
-            (Blow::Drain, Some(process)) => {
-                let ticket = self.ticket(Waiter::Other);
-                self.give(process, Input::Drain { ticket });
-            }
-        }
-    }
-
-    /// Everything is well again, and one more broker starts.
-    fn heal(&mut self) {
-        self.say(|| "calm".into());
-        self.calm = true;
-        let faults = self.calm_faults();
-        self.outages.clear();
-        for process in 0..self.processes.len() {
-            let target = &mut self.processes[process];
-            target.outside.store.set_faults(faults.clone());
-            if !target.over {
-                target.outside.store.set_cut_off(false);
-            }
-        }
-        let now = self.clock.now();
-        self.starts = vec![now];
-        for lane in &mut self.lanes {
-            lane.pause = lane.pause.min(MOST_PAUSE);
-            lane.at = lane.at.min(now + MOST_PAUSE);
-        }
-        for process in &mut self.processes {
-            if let Some(until) = &mut process.paused_until {
-                *until = now + Duration::from_millis(100);
-            }
-        }
-    }
-
-    // Clients.
-
-    fn ticket(&mut self, waiter: Waiter) -> Ticket {
-        self.next_ticket += 1;
-        self.tickets.insert(self.next_ticket, waiter);
-        Ticket(self.next_ticket)
-    }
-
-    fn reply(&mut self, _process: usize, ticket: u64, reply: Reply) {
-        let Some(waiter) = self.tickets.remove(&ticket) else {
-            return self.history.violation(format!("ticket {ticket} was answered twice: {reply:?}"));
-        };
-        match (waiter, reply) {
-            (Waiter::Append { lane, batch }, Reply::Append(outcomes)) => {
-                for outcome in outcomes {
-                    self.appended(lane, batch, ticket, outcome);
-                }
-            }
-            (Waiter::Open { producer }, Reply::Producer(result)) => {
-                self.opening[producer] = None;
-                if let (Ok((id, _)), None) = (result, self.producers[producer]) {
-                    if self.producers.contains(&Some(id)) {
-                        self.history.violation(format!("producer id {id} was given out twice"));
-                    }
-                    self.producers[producer] = Some(id);
-                }
-            }
-            _ => {}
-        }
-    }
-
-    fn appended(
-        &mut self,
-        lane: usize,
-        batch: usize,
-        ticket: u64,
-        outcome: Result<refstream_core::Appended, AppendError>,
-    ) {
-        self.say(|| format!("batch {batch} of lane {lane}: {outcome:?}"));
-        let now = self.clock.now();
-        let is_main = self.topics.contains(&Some(self.lanes[lane].place.0));
-        match outcome {
-            Ok(appended) => {
-                self.history.acked(batch, appended.base_offset, appended.duplicate);
-                let lane = &mut self.lanes[lane];
-                if let Some(pending) = lane.pending.iter_mut().find(|pending| pending.id == batch) {
-                    pending.acked = true;
-                    pending.failed = false;
-                    pending.ticket = None;
-                }
-                while lane.pending.front().is_some_and(|pending| pending.acked) {
-                    lane.pending.pop_front();
-                }
-            }
-            Err(error) => {
-                let lane_index = lane;
-                let lane = &mut self.lanes[lane];
-                let first = lane.is_first(ticket);
-                if let AppendError::OutOfSequence { .. }
-                | AppendError::UnknownProducer(_)
-                | AppendError::ProducerFenced { .. } = &error
-                    && first
-                {
-                    let what = format!("batch {batch}, the next one of lane {lane_index}, was refused: {error}");
-                    return self.history.violation(what);
-                }
-                if lane.producer.is_none() {
-                    // It is never sent again.
-                    lane.pending.retain(|pending| pending.id != batch);
-                    if error != AppendError::OutcomeUnknown {
-                        self.history.refused(batch);
-                    }
-                    return;
-                }
-                if let AppendError::UnknownTopic(_) = error
-                    && !is_main
-                {
-                    lane.left = 0;
-                    return lane.pending.clear();
-                }
-                if let Some(pending) = lane.pending.iter_mut().find(|pending| pending.ticket == Some(ticket)) {
-                    pending.ticket = None;
-                    pending.failed = true;
-                    lane.at = lane.at.min(now + Duration::from_millis(30));
-                }
-            }
-        }
-    }
-
-    fn advance_lane(&mut self, index: usize) {
-        let now = self.clock.now();
-        let patience = self.plan.patience;
-        let lane = &mut self.lanes[index];
-        for pending in &mut lane.pending {
-            if pending.ticket.is_some() && pending.patience <= now {
-                pending.ticket = None;
-                pending.failed = true;
-            }
-        }
-        if lane.producer.is_none() {
-            // Nobody knows, and it is not sent again.
-            lane.pending.retain(|pending| !pending.failed && !pending.acked);
-        }
-        let under_way = lane.pending.iter().any(|pending| pending.ticket.is_some());
-        if lane.must_repeat() {
-            if under_way {
-                lane.at = now + Duration::from_millis(10);
-                return;
-            }
-            let ids: Vec<_> = lane.pending.iter().filter(|pending| !pending.acked).map(|pending| pending.id).collect();
-            lane.at = now + patience / 4;
-            if let Some(target) = self.target() {
-                for id in ids {
-                    self.send(index, id, target);
-                }
-            }
-            return;
-        }
-        lane.at = now + lane.pause.mul_f64(self.random.random_range(0.0..2.0)) + Duration::from_micros(50);
-        if lane.left == 0 || lane.pending.len() >= lane.depth {
-            lane.at = lane.at.max(now + Duration::from_millis(5));
-            return;
-        }
-        let stamp = match lane.producer {
-            None => None,
-            Some(producer) => match self.producers[producer] {
-                Some(id) => Some((producer, id)),
-                None => return self.open_producer(producer),
-            },
-        };
-        let Some(target) = self.target() else { return };
-        let lane = &mut self.lanes[index];
-        lane.left -= 1;
-        let records = self.random.random_range(1..=4);
-        let first = lane.next_sequence;
-        lane.next_sequence += u64::from(records);
-        let number = self.history.count();
-        let batch = batch(number, records, stamp.map(|(_, id)| (id, first)));
-        let place = lane.place;
-        let id = self.history.sent(batch.bytes().clone(), place, stamp.map(|(producer, _)| (producer, first)), records);
-        let pending = Pending { id, batch, ticket: None, patience: now, failed: false, acked: false };
-        self.lanes[index].pending.push_back(pending);
-        self.send(index, id, target);
-    }
-
-    fn send(&mut self, index: usize, id: usize, target: usize) {
-        let ticket = self.ticket(Waiter::Append { lane: index, batch: id });
-        let patience = self.clock.now() + self.plan.patience;
-        let lane = &mut self.lanes[index];
-        let (topic, partition) = lane.place;
-        let bulk = lane.bulk;
-        let Some(pending) = lane.pending.iter_mut().find(|pending| pending.id == id) else { return };
-        pending.ticket = Some(ticket.0);
-        pending.patience = patience;
-        pending.failed = false;
-        let batches = vec![(partition, pending.batch.clone())];
-        self.give(target, Input::Append { ticket, topic, batches, ack: AckMode::Durable, bulk });
-    }
-
-    fn open_producer(&mut self, producer: usize) {
-        let now = self.clock.now();
-        if self.opening[producer].is_some_and(|until| until > now) {
-            return;
-        }
-        self.opening[producer] = Some(now + self.plan.patience);
-        if let Some(target) = self.target() {
-            let ticket = self.ticket(Waiter::Open { producer });
-            self.give(target, Input::OpenProducer { ticket });
-        }
-    }
-
-    fn create_topics(&mut self) {
-        if self.topics.iter().all(Option::is_some) {
-            return;
-        }
-        self.creating_at = self.clock.now() + Duration::from_millis(60);
-        self.observer.follow(&mut self.history);
-        for index in 0..self.topics.len() {
-            if self.topics[index].is_some() {
-                continue;
-            }
-            let Ok(name) = format!("topic-{index}").parse() else { continue };
-            if let Some(topic) = self.observer.state.topic_by_name(&name) {
-                let id = topic.id;
-                self.topics[index] = Some(id);
-                self.make_lanes(index, id);
-            } else if let Some(target) = self.newest() {
-                let config = self.plan.topics[index].clone();
-                let ticket = self.ticket(Waiter::Other);
-                self.give(target, Input::Topic { ticket, operation: TopicOperation::Create { name, config } });
-            }
-        }
-    }
-
-    fn make_lanes(&mut self, index: usize, topic: TopicId) {
-        for partition in 0..self.plan.topics[index].partitions {
-            let place: Place = (topic, PartitionId(partition));
-            for producer in (0..self.plan.producers).map(Some).chain([None]) {
-                let depth = if producer.is_some() { self.plan.depth } else { 2 };
-                self.lanes.push(Lane {
-                    place,
-                    producer,
-                    next_sequence: 0,
-                    left: self.random.random_range(0..=self.plan.batches),
-                    depth,
-                    bulk: self.random.random_bool(0.3),
-                    pending: VecDeque::new(),
-                    pause: if self.calm { MOST_PAUSE } else { self.plan.pause },
-                    at: self.clock.now(),
-                });
-            }
-        }
     }
 
     // The observer and the compactor.
