@@ -88,7 +88,7 @@ impl Broker {
             let new: Vec<_> = mine.filter(|opened| !self.segments.contains_key(&opened.id)).cloned().collect();
             new.into_iter().for_each(|opened| self.take_over(turn, opened));
         }
-        turn.emit(Effect::Reply { ticket, reply: Reply::Topic(result.map(|topic| TopicState::clone(&topic))) });
+        turn.emit(Effect::Reply { ticket, reply: Reply::Topic(result) });
     }
 
     /// A deletion is decided. If it was refused, the segments that ended for it get successors.
@@ -110,8 +110,7 @@ impl Broker {
             }
         }
         for ticket in tickets {
-            let result = result.as_ref().map(Arc::clone).map_err(Clone::clone);
-            turn.emit(Effect::Reply { ticket, reply: Reply::Topic(result) });
+            turn.emit(Effect::Reply { ticket, reply: Reply::Topic(result.clone()) });
         }
     }
 }

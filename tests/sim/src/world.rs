@@ -12,7 +12,7 @@ use crate::{
     shell::{Ended, Outside},
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
-use refstream_core::{Broker, Done, Effect, Identity, Input, Mutation, Now, Phase, StopReason, Ticket};
+use refstream_core::{Broker, Done, Effect, Identity, Input, Mutation, Now, Phase, StopReason};
 use refstream_filer_adapter::{
     Runtime,
     memory::{Faults, MemoryStore},

@@ -156,7 +156,7 @@ impl World {
         self.tickets += 1;
         Ticket(self.tickets)
     }
-    fn create(&mut self, name: &str, partitions: u32) -> TopicState {
+    fn create(&mut self, name: &str, partitions: u32) -> Arc<TopicState> {
         let ticket = self.ticket();
         let config = TopicConfig { partitions, seal_bytes: 1 << 20, ..TopicConfig::default() };
         let operation = TopicOperation::Create { name: name.parse().unwrap(), config };

@@ -149,8 +149,8 @@ fn a_live_writer_is_not_chased() {
     // It writes three slots for each answer that the recoverer gets, until it meets a fence.
     let outcome = journal.recover(Some(10), |journal, _| {
         for _ in 0..3 {
-            if !journal.slots.contains_key(&next) {
-                journal.slots.insert(next, all.slots[&next].clone());
+            if let std::collections::btree_map::Entry::Vacant(free) = journal.slots.entry(next) {
+                free.insert(all.slots[&next].clone());
                 next += 1;
             }
         }
