@@ -64,9 +64,7 @@ impl Node {
     /// As the core says.
     pub(crate) async fn change_topic(&self, operation: TopicOperation) -> Result<Arc<TopicState>, ErrorDetail> {
         match self.core.call(|ticket| refstream_core::Input::Topic { ticket, operation }).await? {
-            Reply::Topic(result) => {
-                result.map(|topic| TopicState::clone(&topic)).map_err(|error| errors::operation(&error))
-            }
+            Reply::Topic(result) => result.map_err(|error| errors::operation(&error)),
             other => Err(unexpected(&other)),
         }
     }
