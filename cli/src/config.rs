@@ -176,8 +176,8 @@ impl BrokerSettings {
     fn validate(&self) -> Result<(), Failure> {
         let refuse =
             |setting: &str, why: &str| Err(Failure::usage(format!("the setting broker.{setting} is refused: {why}")));
-        if !(1..=64).contains(&self.slots_in_flight) {
-            return refuse("slots_in_flight", "use 1 to 64");
+        if !(1..=refstream_core::MAX_SLOTS_IN_FLIGHT).contains(&u64::from(self.slots_in_flight)) {
+            return refuse("slots_in_flight", &format!("use 1 to {}", refstream_core::MAX_SLOTS_IN_FLIGHT));
         }
         if !(1..=65_536).contains(&self.checkpoint_slots) {
             return refuse("checkpoint_slots", "use 1 to 65536");

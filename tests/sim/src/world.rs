@@ -195,21 +195,34 @@ impl World {
         if self.is_broken() {
             return;
         }
-        if let Some(last) = self.newest() {
-            let ticket = self.ticket(Waiter::Other);
-            self.processes[last].draining = true;
-            self.give(last, Input::Drain { ticket });
-            let end = self.clock.now() + PATIENCE;
-            if !self.run_until(end, |world| world.processes[last].over) && !self.is_broken() {
-                let process = &self.processes[last];
-                let status = process.broker.status(self.time(process));
-                self.history.violation(format!("not drained after {PATIENCE:?}: {status:?}"));
-            }
+        // A broker that another one supersedes before it is drained leaves the rest to that one.
+        while let Some(last) = self.newest().filter(|_| !self.is_broken()) {
+            self.drain(last);
         }
         if self.is_broken() {
             return;
         }
         self.judge();
+    }
+
+    /// Waits until a process serves, and drains it.
+    fn drain(&mut self, process: usize) {
+        self.processes[process].draining = true;
+        self.wait_for(process, |phase| phase == Phase::Serving);
+        let ticket = self.ticket(Waiter::Other);
+        self.give(process, Input::Drain { ticket });
+        self.wait_for(process, |_| false);
+    }
+
+    /// Waits until a process has come to a phase, or is over.
+    fn wait_for(&mut self, process: usize, reached: impl Fn(Phase) -> bool) {
+        let end = self.clock.now() + PATIENCE;
+        let status = |world: &Self| world.processes[process].broker.status(world.time(&world.processes[process]));
+        let done = |world: &Self| world.processes[process].over || reached(status(world).phase);
+        if !self.run_until(end, done) && !self.is_broken() {
+            let status = status(self);
+            self.history.violation(format!("not drained after {PATIENCE:?}: {status:?}"));
+        }
     }
 
     fn judge(&mut self) {

@@ -163,7 +163,7 @@ impl World {
         self.input(Input::Topic { ticket, operation });
         self.run();
         match self.replies.remove(&ticket) {
-            Some(Reply::Topic(Ok(topic))) => TopicState::clone(&topic),
+            Some(Reply::Topic(Ok(topic))) => topic,
             other => panic!("{other:?}"),
         }
     }
