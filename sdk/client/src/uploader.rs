@@ -1,7 +1,8 @@
 //! Uploading payloads.
 //!
-//! One pass over a payload's bytes computes its BLAKE3, compresses where a sample shows that it pays, and sums what will be stored
-//! (CRC32C of each MiB, from which the sums of parts and of the whole follow). What happens next depends on the stored size:
+//! A payload's bytes are read once. From them come its BLAKE3, its compressed form where a sample shows that it pays, and the sums of what
+//! will be stored (CRC32C of each MiB, from which the sums of parts and of the whole follow). The BLAKE3 of a payload that is stored as given,
+//! in one PUT, is computed while its bytes are on their way: only the receipt needs it. What happens next depends on the stored size:
 //!
 //! * **Small** (below `pack_below`): the bytes join the pack that is open. A pack is one object with a footer that lists its blobs. It is
 //!   stored when it is full or its first blob has lingered; then all uploads that wait for it have their receipts. An empty payload is an
@@ -22,7 +23,7 @@ mod source;
 mod store;
 
 pub(crate) use encode::prepare_small;
-use encode::{Prepared, prepare};
+use encode::{ForObject, Prepared, prepare, prepare_object};
 pub(crate) use pack::PackState;
 pub(crate) use source::{OpenFile, is_compressed_type};
 
@@ -217,11 +218,7 @@ impl Uploader {
             }
             Source::Bytes(bytes) => {
                 let room = inner.room(bytes.len() as u64).await;
-                let prepared = match bytes.len() {
-                    0..=ENCODE_INLINE => prepare(vec![bytes], compression),
-                    _ => blocking(move || prepare(vec![bytes], compression)).await?,
-                };
-                self.store_whole(prepared, room, content_type, name).await
+                self.store_content(vec![bytes], room, compression, content_type, name).await
             }
             Source::File(path) => {
                 let file = blocking(move || OpenFile::open(&path)).await??;
@@ -230,9 +227,8 @@ impl Uploader {
                     return large::upload(inner, Content::file(file), size, None, compression, content_type).await;
                 }
                 let room = inner.room(file.size()).await;
-                let prepared =
-                    blocking(move || Ok::<_, UploadError>(prepare(file.read_whole()?, compression))).await??;
-                self.store_whole(prepared, room, content_type, name).await
+                let content = blocking(move || file.read_whole()).await??;
+                self.store_content(content, room, compression, content_type, name).await
             }
             Source::Reader(mut reader) => {
                 // The length is not known: there is room for a payload that is not large, and for the start of one that is.
@@ -243,10 +239,43 @@ impl Uploader {
                     let first = Some((pieces, room));
                     return large::upload(inner, Content::stream(reader), None, first, compression, content_type).await;
                 }
-                let prepared = blocking(move || prepare(pieces, compression)).await?;
-                self.store_whole(prepared, room, content_type, name).await
+                self.store_content(pieces, room, compression, content_type, name).await
             }
         }
+    }
+
+    /// Stores a payload that is in memory.
+    async fn store_content(
+        &self,
+        content: Vec<Bytes>,
+        room: OwnedSemaphorePermit,
+        compression: Option<i32>,
+        content_type: Option<String>,
+        name: Option<String>,
+    ) -> Result<Receipt, UploadError> {
+        let inner = &self.inner;
+        let length: usize = content.iter().map(Bytes::len).sum();
+        if length <= ENCODE_INLINE {
+            return self.store_whole(prepare(content, compression), room, content_type, name).await;
+        }
+        if inner.is_small(length as u64) {
+            let prepared = blocking(move || prepare(content, compression)).await?;
+            return self.store_whole(prepared, room, content_type, name).await;
+        }
+        let given = match blocking(move || prepare_object(content, compression)).await? {
+            ForObject::Compressed(prepared) => return self.store_whole(prepared, room, content_type, name).await,
+            ForObject::AsGiven(given) => given,
+        };
+        let key = inner.new_key();
+        let content = given.content.clone();
+        let hash = blocking(move || Ok::<_, UploadError>(encode::hash(&content)));
+        let hash = async { hash.await? };
+        let sidecar = store::put_sidecar(inner, &key, given.size, &given.blocks);
+        let attributes = Attributes { content_type: content_type.clone() };
+        let object = store::put(inner, &key, given.content.clone(), given.checksum, &attributes);
+        let (hash, (), ()) = futures::try_join!(hash, object, sidecar)?;
+        drop(room);
+        Ok(Receipt { reference: given.with_hash(hash).reference(&inner.name, &key, None, content_type) })
     }
 
     /// Stores a payload whose stored bytes are in memory.

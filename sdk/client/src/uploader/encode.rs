@@ -126,27 +126,91 @@ pub(super) fn stored_type(encoding: ContentEncoding, content_type: Option<&str>)
 }
 
 /// Encodes a whole payload.
-pub(crate) fn prepare(content: Vec<Bytes>, compression: Option<i32>) -> Prepared {
-    let length: usize = content.iter().map(Bytes::len).sum();
-    let level = compression.filter(|_| length >= MIN_COMPRESSED);
-    if let Some(level) = level {
-        let content = if length <= FRAME_BYTES { vec![crate::payload::joined(content)] } else { content };
-        if length <= SAMPLE_ALL {
-            let frame = compress_frame(&content[0], level);
-            if pays(length, frame.len()) {
-                return one_frame(&content[0], frame);
-            }
-            return encode(content, None);
-        }
-        if sample_pays(&content, level) {
-            let prepared = encode(content.clone(), Some(level));
-            if pays(length, prepared.size as usize) {
-                return prepared;
-            }
-        }
-        return encode(content, None);
+pub(crate) fn prepare(mut content: Vec<Bytes>, compression: Option<i32>) -> Prepared {
+    compressed(&mut content, compression).unwrap_or_else(|| encode(content, None))
+}
+
+/// Encodes a whole payload that gets an object of its own, but leaves the hash of one that is stored as given to the caller.
+pub(crate) fn prepare_object(mut content: Vec<Bytes>, compression: Option<i32>) -> ForObject {
+    match compressed(&mut content, compression) {
+        Some(prepared) => ForObject::Compressed(prepared),
+        None => ForObject::AsGiven(AsGiven::new(content)),
     }
-    encode(content, None)
+}
+
+/// A payload on its way to an object of its own.
+#[derive(Debug)]
+pub(crate) enum ForObject {
+    /// Compressing pays.
+    Compressed(Prepared),
+    /// It does not.
+    AsGiven(AsGiven),
+}
+
+/// A payload that is stored as given and whose hash is not known yet. The store needs the sums first and the hash never, so the hash
+/// is computed while the bytes are on their way.
+#[derive(Debug)]
+pub(crate) struct AsGiven {
+    pub(crate) content: Vec<Bytes>,
+    pub(crate) size: u64,
+    pub(crate) checksum: Crc32c,
+    /// CRC32C of each MiB.
+    pub(crate) blocks: Vec<Crc32c>,
+}
+
+impl AsGiven {
+    fn new(content: Vec<Bytes>) -> Self {
+        let mut sums = BlockSums::new();
+        for piece in &content {
+            sums.add(piece);
+        }
+        sums.end_block();
+        Self {
+            size: content.iter().map(|piece| piece.len() as u64).sum(),
+            checksum: BlockSums::combined(&sums.sums),
+            blocks: sums.sums.iter().map(|(sum, _)| *sum).collect(),
+            content,
+        }
+    }
+    /// With its hash, once that is known.
+    pub(crate) fn with_hash(self, hash: ContentHash) -> Prepared {
+        Prepared {
+            stored: self.content,
+            size: self.size,
+            checksum: self.checksum,
+            blocks: self.blocks,
+            hash,
+            content_size: self.size,
+            encoding: ContentEncoding::Identity,
+        }
+    }
+}
+
+/// The BLAKE3 of a payload.
+pub(crate) fn hash(content: &[Bytes]) -> ContentHash {
+    let mut hasher = blake3::Hasher::new();
+    for piece in content {
+        hasher.update(piece);
+    }
+    ContentHash(*hasher.finalize().as_bytes())
+}
+
+/// The payload compressed, where that pays. May join the content's pieces.
+fn compressed(content: &mut Vec<Bytes>, compression: Option<i32>) -> Option<Prepared> {
+    let length: usize = content.iter().map(Bytes::len).sum();
+    let level = compression.filter(|_| length >= MIN_COMPRESSED)?;
+    if length <= FRAME_BYTES {
+        *content = vec![crate::payload::joined(std::mem::take(content))];
+    }
+    if length <= SAMPLE_ALL {
+        let frame = compress_frame(&content[0], level);
+        return pays(length, frame.len()).then(|| one_frame(&content[0], frame));
+    }
+    if !sample_pays(content, level) {
+        return None;
+    }
+    let prepared = encode(content.clone(), Some(level));
+    pays(length, prepared.size as usize).then_some(prepared)
 }
 
 /// Encodes a payload that fits in one frame, its stored bytes appended to `stored`. The packer knows the entry's offset.
@@ -406,6 +470,16 @@ mod tests {
             assert_eq!(prepared.hash.0, *blake3::hash(&content).as_bytes());
             assert_eq!(prepared.blocks.len(), bytes.div_ceil(1 << 20));
             assert_eq!(prepared.encoding, ContentEncoding::Identity);
+            let ForObject::AsGiven(given) =
+                prepare_object(vec![content.slice(..bytes / 2), content.slice(bytes / 2..)], None)
+            else {
+                panic!("nothing was to be compressed");
+            };
+            assert_eq!(
+                (given.size, given.checksum, &given.blocks),
+                (prepared.size, prepared.checksum, &prepared.blocks)
+            );
+            assert_eq!(hash(&given.content), prepared.hash);
         }
     }
 
