@@ -2,10 +2,11 @@
 
 use crate::{
     cluster_writer::{ClusterWriter, Intent, Proposal, Settled},
+    confirm::{Confirmations, confirmed},
     interface::{
         AppendError, Effect, Identity, Input, Now, OperationError, Phase, Reply, Settings, Status, StopReason, Ticket,
     },
-    journal_writer::JournalWriter,
+    journal_writer::{Flight, JournalWriter},
     lanes::Lanes,
     mutation::Mutation,
     operations::{Answer, Decided, Ended, Operations, Purpose, Request},
@@ -54,6 +55,7 @@ pub struct Broker {
     pub(crate) requests: Requests,
     /// Batch bytes waiting or in flight.
     pub(crate) pending_bytes: usize,
+    pub(crate) confirmations: Confirmations,
     pub(crate) sealing: Sealing,
     pub(crate) deletions: BTreeMap<TopicId, Deletion>,
     pub(crate) upkeep: Upkeep,
@@ -95,6 +97,7 @@ impl Broker {
             lanes: Lanes::default(),
             requests: Requests::default(),
             pending_bytes: 0,
+            confirmations: Confirmations::default(),
             sealing: Sealing::default(),
             deletions: BTreeMap::new(),
             upkeep: Upkeep::default(),
@@ -157,6 +160,7 @@ impl Broker {
                 Ok(()) => self.cluster.want(Intent::Closed { ticket, segments }),
                 Err(error) => turn.emit(Effect::Reply { ticket, reply: Reply::Closed(Err(error)) }),
             },
+            Input::Confirm { ticket } => self.confirm(turn, ticket),
             Input::Drain { ticket } => self.drain(turn, ticket),
             // The wish is spent, even if it came early.
             Input::Tick => self.wake = None,
@@ -342,9 +346,16 @@ impl Broker {
             _ => Vec::new(),
         };
         let flights = self.journal.as_mut().map(JournalWriter::take_flights).unwrap_or_default();
-        for answered in flights.into_iter().flat_map(|flight| flight.answers) {
-            let unknown = Err(AppendError::OutcomeUnknown);
-            self.requests.settle(turn, answered.ticket, answered.index, unknown);
+        let mut unconfirmed = self.confirmations.take();
+        for Flight { answers, confirms, .. } in flights {
+            for answered in answers {
+                let unknown = Err(AppendError::OutcomeUnknown);
+                self.requests.settle(turn, answered.ticket, answered.index, unknown);
+            }
+            unconfirmed.extend(confirms);
+        }
+        for ticket in unconfirmed {
+            confirmed(turn, ticket, Err(OperationError::Unavailable("it has stopped")));
         }
         for queued in self.lanes.take_all() {
             let error = AppendError::Unavailable("it has stopped");

@@ -146,6 +146,11 @@ pub enum Input {
         /// The segments.
         segments: Vec<SegmentId>,
     },
+    /// Somebody wants an answer that a fenced broker must not give, like the latest offset of a partition.
+    Confirm {
+        /// Answered with [`Reply::Confirmed`].
+        ticket: Ticket,
+    },
     /// Seal everything, commit, and stop.
     Drain {
         /// Answered with [`Reply::Drained`].
@@ -282,6 +287,8 @@ pub enum Reply {
     Sealed(Result<Vec<SegmentNumber>, OperationError>),
     /// To [`Input::Closed`].
     Closed(Result<(), OperationError>),
+    /// To [`Input::Confirm`]: when the request came, nobody had taken over, and readers were told of everything that was acked.
+    Confirmed(Result<(), OperationError>),
     /// To [`Input::Drain`].
     Drained(Result<(), OperationError>),
 }

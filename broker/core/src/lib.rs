@@ -15,6 +15,7 @@
 //! | `sequencer`, `lanes`, `requests` | from an append to its place and its answer |
 //! | `segment`, `ledger`, `producers` | a segment's state |
 //! | `sealing`, `topics`, `drain` | how segments end, how topics change, how a broker leaves |
+//! | `confirm` | proof for answers that only a broker which is not fenced may give |
 //! | `cluster_writer` | group commit to the cluster log |
 //! | `upkeep` | ages, expiry, snapshots, freeing, the look at the log |
 
@@ -22,6 +23,7 @@
 
 mod broker;
 mod cluster_writer;
+mod confirm;
 mod drain;
 mod interface;
 mod journal_writer;

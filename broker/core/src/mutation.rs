@@ -32,6 +32,8 @@ pub enum Mutation {
     HideEnds,
     /// Refuses a batch by what it knows, without proving that it is not fenced.
     StaleRefusal,
+    /// Answers for its latest offsets without proving that it is not fenced.
+    StaleAnswers,
     /// Frees its journal up to the last committed slot.
     FreeTooMuch,
     /// Tells the log of a segment's end when the seal entry is placed.
@@ -40,7 +42,7 @@ pub enum Mutation {
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::AckBeforeDurable,
         Self::AckAboveGap,
         Self::SkipFencing,
@@ -53,6 +55,7 @@ impl Mutation {
         Self::ReadBeforeDurable,
         Self::HideEnds,
         Self::StaleRefusal,
+        Self::StaleAnswers,
         Self::FreeTooMuch,
         Self::EndBeforeDurable,
     ];

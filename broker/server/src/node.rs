@@ -69,6 +69,17 @@ impl Node {
         }
     }
 
+    /// Waits until it is certain that nobody has taken over from this broker since the call began.
+    ///
+    /// # Errors
+    /// When it is fenced or has stopped.
+    pub(crate) async fn confirm(&self) -> Result<(), ErrorDetail> {
+        match self.core.call(|ticket| refstream_core::Input::Confirm { ticket }).await? {
+            Reply::Confirmed(result) => result.map_err(|error| errors::operation(&error)),
+            other => Err(unexpected(&other)),
+        }
+    }
+
     /// Checks that a store that a topic names is configured.
     ///
     /// # Errors
@@ -86,7 +97,7 @@ impl Node {
         }
     }
 
-    /// Where each partition of a topic starts and ends. Nothing is removed from a topic but with the topic, so all start at 0.
+    /// Where each partition of a topic starts and ends; call [`Node::confirm`] before. Nothing is removed from a topic but with the topic, so all start at 0.
     pub(crate) fn offsets(&self, topic: &TopicState) -> Vec<PartitionOffsets> {
         let indexed = self.reader.topic(topic.id);
         (0..topic.config.partitions)

@@ -53,7 +53,7 @@ impl Topics for Services {
         answer(create_topic::call(&self.0, request.into_inner()).await)
     }
     async fn describe_topic(&self, request: Request<v1::DescribeTopicRequest>) -> Answer<v1::DescribeTopicResponse> {
-        answer(describe_topic::call(&self.0, &request.into_inner()))
+        answer(describe_topic::call(&self.0, &request.into_inner()).await)
     }
     async fn list_topics(&self, _: Request<v1::ListTopicsRequest>) -> Answer<v1::ListTopicsResponse> {
         answer(list_topics::call(&self.0))

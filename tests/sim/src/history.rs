@@ -34,6 +34,8 @@ pub(crate) struct History {
     visible: BTreeMap<(Place, Offset), BatchId>,
     pub(crate) violations: Vec<String>,
     pub(crate) acks: u64,
+    /// The offset after the highest acked record, of each partition.
+    ends: BTreeMap<Place, Offset>,
 }
 
 impl History {
@@ -65,6 +67,8 @@ impl History {
             let what = format!("batch {id} of {:?} was acked at {before:?} and at {offset}", sent.place);
             return self.violation(what);
         }
+        let end = self.ends.entry(sent.place).or_default();
+        *end = (*end).max(Offset(offset.0 + u64::from(sent.records)));
         let at = (sent.place, offset);
         match self.visible.get(&at) {
             Some(visible) if *visible == id => {}
@@ -72,6 +76,21 @@ impl History {
             other => {
                 let what = format!("batch {id} was acked at {at:?}, where readers were told of {other:?}");
                 self.violation(what);
+            }
+        }
+    }
+
+    /// What is acked by now: an answer about latest offsets to a request from now on must not lie below.
+    pub(crate) fn ends(&self) -> BTreeMap<Place, Offset> {
+        self.ends.clone()
+    }
+
+    /// A broker answered for the latest offsets, `known` to it, of a request that came when `floor` was acked.
+    pub(crate) fn latest(&mut self, floor: &BTreeMap<Place, Offset>, known: &BTreeMap<Place, Offset>) {
+        for (place, acked) in floor {
+            let answer = known.get(place).copied().unwrap_or_default();
+            if answer < *acked {
+                self.violation(format!("a broker said that {place:?} ends at {answer}, after {acked} was acked"));
             }
         }
     }

@@ -5,7 +5,7 @@ mod clients;
 
 use crate::{
     executor::{Clock, Executor},
-    history::History,
+    history::{History, Place},
     observer::Observer,
     plan::Plan,
     producer::Lane,
@@ -17,7 +17,7 @@ use refstream_filer_adapter::{
     Runtime,
     memory::{Faults, MemoryStore},
 };
-use refstream_types::{Layout, ProducerId, SegmentId, Timestamp, TopicId};
+use refstream_types::{Layout, Offset, ProducerId, SegmentId, Timestamp, TopicId};
 use std::{
     collections::{BTreeMap, VecDeque, hash_map::DefaultHasher},
     hash::{Hash, Hasher},
@@ -70,16 +70,35 @@ struct Process {
     mailbox: VecDeque<Input>,
     over: bool,
     draining: bool,
+    /// Where partitions end, as its readers know.
+    ends: BTreeMap<Place, Offset>,
     /// Microseconds.
     wall_offset: i64,
 }
 
 /// What a ticket was given for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum Waiter {
-    Append { lane: usize, batch: usize },
-    Open { producer: usize },
+    Append {
+        lane: usize,
+        batch: usize,
+    },
+    Open {
+        producer: usize,
+    },
+    /// By then this was acked.
+    Latest {
+        floor: BTreeMap<Place, Offset>,
+    },
     Other,
+}
+
+impl Process {
+    /// Its readers were told that a partition reaches so far.
+    fn learn(&mut self, place: Place, end: Offset) {
+        let known = self.ends.entry(place).or_default();
+        *known = (*known).max(end);
+    }
 }
 
 struct World {
@@ -398,6 +417,7 @@ impl World {
             mailbox: VecDeque::new(),
             over: false,
             draining: false,
+            ends: BTreeMap::new(),
             wall_offset,
         });
         self.carry_out(process, effects);
@@ -439,9 +459,21 @@ impl World {
                             self.history.violation("a batch and its location have different offsets");
                         }
                         self.history.visible(placed);
+                        let end = placed.base_offset.0 + u64::from(placed.batch.header().records);
+                        self.processes[process].learn((placed.segment.topic, placed.partition), Offset(end));
                     }
                 }
-                Effect::State(_) => self.observer.follow(&mut self.history),
+                Effect::State(state) => {
+                    let (sealed, open) = (state.topics.values(), state.open_segments());
+                    let sealed = sealed.flat_map(|topic| topic.sealed.values());
+                    let ends = sealed.map(|sealed| (&sealed.opened, &sealed.end_offsets));
+                    for (segment, offsets) in ends.chain(open.map(|open| (open, &open.start_offsets))) {
+                        for (partition, offset) in segment.range.iter().zip(offsets) {
+                            self.processes[process].learn((segment.id.topic, partition), *offset);
+                        }
+                    }
+                    self.observer.follow(&mut self.history);
+                }
                 Effect::WakeAt(at) => self.processes[process].wake = Some(at),
                 Effect::Stop(reason) => self.stopped(process, &reason),
                 _ => {}
@@ -509,6 +541,10 @@ impl World {
             let segments: Vec<SegmentId> = closable;
             let ticket = self.ticket(Waiter::Other);
             self.give(target, Input::Closed { ticket, segments });
+        }
+        for process in (0..self.processes.len()).filter(|process| !self.processes[*process].over).collect::<Vec<_>>() {
+            let ticket = self.ticket(Waiter::Latest { floor: self.history.ends() });
+            self.give(process, Input::Confirm { ticket });
         }
     }
 }

@@ -35,7 +35,7 @@ fn the_same_seed_gives_the_same_history() {
 
 /// Each broken rule with a stretch of seeds in which the simulation must notice it. Most are noticed at once; the last three need
 /// a rare coincidence, so their stretches start shortly before one.
-const NOTICED: [(Mutation, std::ops::Range<u64>); 14] = [
+const NOTICED: [(Mutation, std::ops::Range<u64>); 15] = [
     (Mutation::AckBeforeDurable, 1..20),
     (Mutation::SkipFencing, 1..40),
     (Mutation::TrustMissingRead, 1..40),
@@ -45,6 +45,7 @@ const NOTICED: [(Mutation, std::ops::Range<u64>); 14] = [
     (Mutation::IgnoreFence, 1..40),
     (Mutation::AppendAfterSeal, 1..20),
     (Mutation::ReadBeforeDurable, 1..40),
+    (Mutation::StaleAnswers, 1..40),
     (Mutation::FreeTooMuch, 1..20),
     (Mutation::EndBeforeDurable, 1..40),
     (Mutation::AckAboveGap, 60..100),

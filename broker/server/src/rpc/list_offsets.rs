@@ -11,6 +11,7 @@ use refstream_types::{PartitionId, Timestamp, TopicId};
 
 pub(super) async fn call(node: &Node, request: &ListOffsetsRequest) -> Result<ListOffsetsResponse, ErrorDetail> {
     let id = TopicId(request.topic_id);
+    node.confirm().await?;
     let state = node.state()?;
     let topic = state.topics.get(&id).filter(|topic| !topic.deleted).ok_or_else(|| errors::no_such_topic_id(id))?;
     let at = match request.at {

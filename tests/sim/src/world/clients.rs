@@ -18,7 +18,7 @@ impl World {
         Ticket(self.next_ticket)
     }
 
-    pub(super) fn reply(&mut self, _process: usize, ticket: u64, reply: Reply) {
+    pub(super) fn reply(&mut self, process: usize, ticket: u64, reply: Reply) {
         let Some(waiter) = self.tickets.remove(&ticket) else {
             return self.history.violation(format!("ticket {ticket} was answered twice: {reply:?}"));
         };
@@ -36,6 +36,9 @@ impl World {
                     }
                     self.producers[producer] = Some(id);
                 }
+            }
+            (Waiter::Latest { floor }, Reply::Confirmed(Ok(()))) => {
+                self.history.latest(&floor, &self.processes[process].ends);
             }
             _ => {}
         }
