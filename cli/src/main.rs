@@ -88,8 +88,9 @@ fn start_log(verbose: u8) {
         _ => "debug",
     };
     let filter = tracing_subscriber::EnvFilter::try_from_env("REFSTREAM_LOG")
-        .unwrap_or_else(|_| format!("{level},h2=warn,hyper=warn,tonic=warn,aws=warn").into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+        .unwrap_or_else(|_| format!("{level},h2=warn,hyper=warn,tonic=warn,aws=warn,s3s=off").into());
+    let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr).init();
 }
 
 fn main() -> ExitCode {

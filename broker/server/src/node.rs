@@ -72,12 +72,24 @@ impl Node {
     /// Waits until it is certain that nobody has taken over from this broker since the call began.
     ///
     /// # Errors
-    /// When it is fenced or has stopped.
+    /// When it is fenced or has stopped, and when the store takes no journal objects for `stuck_after`.
     pub(crate) async fn confirm(&self) -> Result<(), ErrorDetail> {
-        match self.core.call(|ticket| refstream_core::Input::Confirm { ticket }).await? {
+        let confirmed = self.core.call(|ticket| refstream_core::Input::Confirm { ticket });
+        let reply = tokio::select! {
+            reply = confirmed => reply?,
+            () = self.runtime.sleep(self.stuck_after) => return Err(self.stuck()),
+        };
+        match reply {
             Reply::Confirmed(result) => result.map_err(|error| errors::operation(&error)),
             other => Err(unexpected(&other)),
         }
+    }
+
+    /// What the store says while nothing can be committed.
+    fn stuck(&self) -> ErrorDetail {
+        let said = self.core.status.borrow().0.stuck.as_ref().map(|(_, said)| said.clone());
+        let said = said.filter(|said| !said.is_empty()).unwrap_or_else(|| "it does not answer".into());
+        errors::unavailable(format!("the broker's store takes no journal object: {said}"))
     }
 
     /// Checks that a store that a topic names is configured.

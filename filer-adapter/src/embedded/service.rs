@@ -64,6 +64,7 @@ impl Service {
 
 /// What the disk said, as S3 says it: 507 with the code `InsufficientStorage` when it is full.
 fn service_error(error: &io::Error) -> S3Error {
+    tracing::warn!(%error, "the disk of the store failed a request");
     match kind_of(error) {
         StoreErrorKind::NoSpace => {
             let mut full = S3Error::with_message(

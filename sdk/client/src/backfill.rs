@@ -146,7 +146,7 @@ impl Backfill {
             std::fs::metadata(path)
                 .map_err(|error| SourceUnreadable { path: Some(path.clone()), why: error.to_string() })?;
         }
-        let description = client.describe_topic(topic).await.map_err(UploadError::Topic)?;
+        let description = client.topic_settings(topic).await.map_err(UploadError::Topic)?;
         let sinks = if options.dry_run {
             None
         } else {

@@ -123,6 +123,10 @@ impl Client {
     pub async fn describe_topic(&self, name: &TopicName) -> Result<TopicDescription, TopicError> {
         calls::describe(self.brokers(), name).await
     }
+    /// A topic without its offsets.
+    pub(crate) async fn topic_settings(&self, name: &TopicName) -> Result<TopicDescription, TopicError> {
+        calls::settings(self.brokers(), name).await
+    }
     /// All topics, by name.
     ///
     /// # Errors
@@ -171,7 +175,7 @@ impl Client {
     /// # Errors
     /// When the topic does not exist.
     pub async fn offsets_at(&self, name: &TopicName, at: Timestamp) -> Result<Vec<Offset>, TopicError> {
-        let topic = calls::describe(self.brokers(), name).await?;
+        let topic = calls::settings(self.brokers(), name).await?;
         let (_, offsets) = records::list_offsets(self.brokers(), topic.id, Some(at))
             .await
             .map_err(|error| TopicError::of(name, error))?;
@@ -182,7 +186,7 @@ impl Client {
     /// # Errors
     /// When the topic does not exist or its store cannot be opened.
     pub async fn uploader(&self, topic: &TopicName, options: UploadOptions) -> Result<Uploader, UploadError> {
-        let description = self.describe_topic(topic).await?;
+        let description = self.topic_settings(topic).await?;
         self.uploader_to(&description, None, options)
     }
     /// An uploader for a topic that is known already, to `store` or the topic's own.

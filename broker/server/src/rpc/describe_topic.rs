@@ -5,7 +5,10 @@ use crate::node::Node;
 use refstream_proto::v1::{DescribeTopicRequest, DescribeTopicResponse, ErrorDetail};
 
 pub(super) async fn call(node: &Node, request: &DescribeTopicRequest) -> Result<DescribeTopicResponse, ErrorDetail> {
-    node.confirm().await?;
+    if request.with_offsets {
+        node.confirm().await?;
+    }
     let topic = node.topic(&request.name)?;
-    Ok(DescribeTopicResponse { topic: Some(topic_response(&topic)), partitions: node.offsets(&topic) })
+    let partitions = if request.with_offsets { node.offsets(&topic) } else { Vec::new() };
+    Ok(DescribeTopicResponse { topic: Some(topic_response(&topic)), partitions })
 }

@@ -26,7 +26,11 @@ async fn what_is_appended_is_read_in_order_and_live() {
     assert_eq!(read.iter().map(|batch| batch.base_offset).collect::<Vec<_>>(), [0, 2]);
     assert_eq!(read[0].batch, bytes(&["a", "b"]), "the broker keeps a batch as it was given");
     assert_eq!(client.latest(topic).await, [3, 1]);
-    let described = client.topics.describe_topic(v1::DescribeTopicRequest { name: "images".into() }).await.unwrap();
+    let described = client
+        .topics
+        .describe_topic(v1::DescribeTopicRequest { name: "images".into(), with_offsets: true })
+        .await
+        .unwrap();
     assert_eq!(
         described.into_inner().partitions.iter().map(|p| (p.earliest, p.latest)).collect::<Vec<_>>(),
         [(0, 3), (0, 1)]

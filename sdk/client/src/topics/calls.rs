@@ -58,7 +58,7 @@ pub(crate) async fn create(
             let in_doubt = error.repeated_in_doubt();
             let error = TopicError::of(name, error);
             if in_doubt && matches!(error, TopicError::Exists(_)) {
-                let found = describe(brokers, name).await?;
+                let found = settings(brokers, name).await?;
                 if found.config == *config {
                     return Ok(found);
                 }
@@ -70,7 +70,20 @@ pub(crate) async fn create(
 
 /// Settings and offsets.
 pub(crate) async fn describe(brokers: &Brokers, name: &TopicName) -> Result<TopicDescription, TopicError> {
-    let request = v1::DescribeTopicRequest { name: name.to_string() };
+    describe_with(brokers, name, true).await
+}
+
+/// Settings without offsets, which a broker answers at once.
+pub(crate) async fn settings(brokers: &Brokers, name: &TopicName) -> Result<TopicDescription, TopicError> {
+    describe_with(brokers, name, false).await
+}
+
+async fn describe_with(
+    brokers: &Brokers,
+    name: &TopicName,
+    with_offsets: bool,
+) -> Result<TopicDescription, TopicError> {
+    let request = v1::DescribeTopicRequest { name: name.to_string(), with_offsets };
     let answered = brokers
         .call(Patience::Timeout, |channel| {
             let request = request.clone();
