@@ -8,6 +8,7 @@
 mod body;
 mod failure;
 mod multipart;
+mod tree;
 
 use crate::{
     Attributes, BlobStore, ByteStream, CreateError, Created, Filer, Found, GetOptions, Listed, MultipartUpload,
@@ -23,7 +24,15 @@ use aws_sdk_s3::{
     },
 };
 use aws_smithy_http_client::tls;
-use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
+use aws_smithy_runtime_api::{
+    box_error::BoxError,
+    client::{
+        interceptors::{Intercept, context::BeforeDeserializationInterceptorContextRef},
+        orchestrator::HttpResponse,
+        runtime_components::RuntimeComponents,
+    },
+};
+use aws_smithy_types::config_bag::ConfigBag;
 use backon::{ExponentialBuilder, Retryable as _};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::{Bytes, BytesMut};
@@ -104,6 +113,26 @@ struct Shared {
     /// For errors: the store's name and where it is.
     name: Arc<str>,
     config: Arc<S3Config>,
+    order: Arc<tree::Order>,
+}
+
+/// Learns who the store is from its answers.
+#[derive(Debug)]
+struct Acquaintance(Arc<tree::Order>);
+
+impl Intercept for Acquaintance {
+    fn name(&self) -> &'static str {
+        "Acquaintance"
+    }
+    fn read_before_deserialization(
+        &self,
+        context: &BeforeDeserializationInterceptorContextRef<'_>,
+        _: &RuntimeComponents,
+        _: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        self.0.learn(context.response().headers().get("server"));
+        Ok(())
+    }
 }
 
 impl fmt::Debug for Shared {
@@ -255,12 +284,32 @@ impl S3Store {
             }
         }
         let builder = builder.region(region.unwrap_or(Region::from_static(DEFAULT_REGION)));
-        let shared = Shared { client: Client::from_conf(builder.build()), name: full_name, config: Arc::new(config) };
+        let order = Arc::new(tree::Order::default());
+        let builder = builder.interceptor(Acquaintance(Arc::clone(&order)));
+        let client = Client::from_conf(builder.build());
+        let shared = Shared { client, name: full_name, config: Arc::new(config), order };
         Ok(Self { shared })
     }
 
     fn bucket(&self) -> &str {
         &self.shared.config.bucket
+    }
+
+    /// Refuses to write a key that the store would confuse with another one.
+    async fn check_key(&self, operation: &'static str, key: &Key) -> Result<(), StoreError> {
+        if !key.as_str().contains('\\') {
+            return Ok(());
+        }
+        if self.shared.order.is_tree().is_none() {
+            // Any answer tells who the store is.
+            let options = GetOptions::default();
+            optional(self.shared.retried(|| self.head_once(key, &options)).await)?;
+        }
+        if self.shared.order.is_tree() == Some(true) {
+            let message = "this store takes a backslash in a key for a slash; use a key without one";
+            return Err(self.shared.error(StoreErrorKind::Invalid, operation, Some(key), message));
+        }
+        Ok(())
     }
 
     async fn put_once(
@@ -376,9 +425,12 @@ impl S3Store {
         .boxed()
     }
 
-    async fn list_all(&self, prefix: &str, after: Option<&Key>, limit: usize) -> Result<Vec<Listed>, StoreError> {
+    async fn list_all(&self, prefix: &str, first: Option<&Key>, limit: usize) -> Result<Vec<Listed>, StoreError> {
+        if self.shared.order.is_tree() == Some(true) {
+            return tree::list(self, prefix, first, limit).await;
+        }
         let mut found = Vec::new();
-        let mut after = after.map(|key| key.as_str().to_owned());
+        let mut after = first.map(|key| key.as_str().to_owned());
         while found.len() < limit {
             let page = (limit - found.len()).min(PAGE);
             let list = async || {
@@ -394,6 +446,9 @@ impl S3Store {
                 self.shared.send("list", None, 0, request).await
             };
             let answer = self.shared.retried(list).await.map_err(|failed| failed.error)?;
+            if self.shared.order.is_tree() == Some(true) {
+                return tree::list(self, prefix, first, limit).await;
+            }
             for object in answer.contents() {
                 let Some(key) = object.key() else { continue };
                 after = Some(key.to_owned());
@@ -459,6 +514,7 @@ fn content_range(text: &str) -> Option<(u64, u64, u64)> {
 #[async_trait]
 impl Filer for S3Store {
     async fn create(&self, key: &Key, bytes: Bytes) -> Result<Created, CreateError> {
+        self.check_key("create", key).await.map_err(CreateError::DidNotHappen)?;
         let (size, checksum) = (bytes.len() as u64, crc32c(std::slice::from_ref(&bytes)));
         let request = self
             .shared
@@ -514,6 +570,7 @@ impl BlobStore for S3Store {
         checksum: Crc32c,
         attributes: &Attributes,
     ) -> Result<Stored, CreateError> {
+        self.check_key("put", key).await.map_err(CreateError::DidNotHappen)?;
         // Repeating is safe: the same bytes under the same key.
         Ok(self.shared.retried(|| self.put_once(key, &body, checksum, attributes)).await?)
     }
@@ -523,6 +580,7 @@ impl BlobStore for S3Store {
         key: &Key,
         attributes: &Attributes,
     ) -> Result<Box<dyn MultipartUpload>, StoreError> {
+        self.check_key("start multipart upload", key).await?;
         Ok(Box::new(Multipart::start(&self.shared, key, attributes).await?))
     }
 

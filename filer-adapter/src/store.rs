@@ -125,8 +125,8 @@ pub struct Part {
     pub etag: String,
     /// Its size in bytes.
     pub size: u64,
-    /// CRC32C of its bytes.
-    pub checksum: Crc32c,
+    /// CRC32C of its bytes; `None` where the store lists parts without it. Then the ETag tells whether it is the part that was put.
+    pub checksum: Option<Crc32c>,
 }
 
 /// A home of payloads and files. Objects are immutable: a key is written once.
@@ -199,13 +199,14 @@ pub trait MultipartUpload: Debug + Send + Sync {
     /// When it failed after the adapter's retries.
     async fn put_part(&self, number: u32, body: Vec<Bytes>, checksum: Crc32c) -> Result<Part, StoreError>;
 
-    /// The parts that the store has and whose checksum it tells, ascending by number.
+    /// The parts that the store has, ascending by number, each with the ETag that [`MultipartUpload::put_part`] answered.
+    /// Some stores also list a part that was replaced.
     ///
     /// # Errors
     /// When the store did not say.
     async fn parts(&self) -> Result<Vec<Part>, StoreError>;
 
-    /// Makes the object of the parts, ascending by number. Durable when answered.
+    /// Makes the object of the parts, ascending by number, with their checksums. Durable when answered.
     ///
     /// # Errors
     /// Says whether it may have happened.

@@ -1,7 +1,7 @@
 //! [`BlobStore`](crate::BlobStore): objects in one request.
 
-use super::{Bench, noise, odd_names};
-use crate::{Attributes, Found, GetOptions, StoreError, StoreErrorKind, crc32c};
+use super::{Bench, noise, odd_names, refusable_names};
+use crate::{Attributes, CreateError, Found, GetOptions, StoreError, StoreErrorKind, crc32c};
 use bytes::{Bytes, BytesMut};
 use futures::TryStreamExt;
 use refstream_types::{ByteRange, Crc32c, Key};
@@ -120,6 +120,14 @@ async fn odd_keys_are_different_objects(bench: &Bench) {
     for name in odd_names() {
         let key = bench.key(&format!("odd/{name}"));
         assert_eq!(got(bench, &key, &GetOptions::default()).await.unwrap(), name, "{name}");
+    }
+    for name in refusable_names() {
+        let (key, body) = (bench.key(&format!("odd/{name}")), vec![Bytes::from(name.clone())]);
+        match bench.blobs.put(&key, body.clone(), crc32c(&body), &Attributes::default()).await {
+            Ok(_) => assert_eq!(got(bench, &key, &GetOptions::default()).await.unwrap(), name),
+            Err(CreateError::DidNotHappen(error)) => assert_eq!(error.kind, StoreErrorKind::Invalid, "{error}"),
+            Err(CreateError::MayHaveHappened(error)) => panic!("{name} must be refused for certain: {error}"),
+        }
     }
 }
 

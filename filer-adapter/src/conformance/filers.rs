@@ -1,7 +1,7 @@
 //! [`Filer`](crate::Filer): the contract that all coordination rests on.
 
-use super::{Bench, odd_names};
-use crate::{CreateError, Created, Listed};
+use super::{Bench, odd_names, refusable_names};
+use crate::{CreateError, Created, Listed, StoreErrorKind};
 use bytes::Bytes;
 use refstream_types::{ByteRange, Key};
 use std::sync::Arc;
@@ -17,6 +17,7 @@ pub(super) async fn run(bench: &Bench) {
     listings_are_ordered_and_complete(bench).await;
     removed_objects_are_gone(bench).await;
     odd_keys_are_different_objects(bench).await;
+    unusual_names_work_or_are_refused(bench).await;
     bench.clean().await;
 }
 
@@ -150,4 +151,21 @@ async fn odd_keys_are_different_objects(bench: &Bench) {
         bench.filer.remove(&bench.key(name)).await.unwrap();
     }
     assert_eq!(bench.filer.list(&bench.prefix("odd/"), None, 10).await.unwrap(), []);
+}
+
+async fn unusual_names_work_or_are_refused(bench: &Bench) {
+    for name in refusable_names() {
+        let key = bench.key(&format!("unusual/{name}"));
+        match bench.filer.create(&key, Bytes::from_static(b"unusual")).await {
+            Ok(created) => {
+                assert_eq!(created, Created::New);
+                assert_eq!(bench.filer.read(&key).await.unwrap().unwrap(), "unusual");
+                assert_eq!(bench.filer.list(&bench.prefix("unusual/"), None, 10).await.unwrap()[0].key, key);
+                bench.filer.remove(&key).await.unwrap();
+            }
+            Err(CreateError::DidNotHappen(error)) => assert_eq!(error.kind, StoreErrorKind::Invalid, "{error}"),
+            Err(CreateError::MayHaveHappened(error)) => panic!("{name} must be refused for certain: {error}"),
+        }
+        assert_eq!(bench.filer.list(&bench.prefix("unusual/"), None, 10).await.unwrap(), []);
+    }
 }

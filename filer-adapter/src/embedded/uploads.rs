@@ -564,7 +564,9 @@ impl MultipartUpload for DirectUpload {
         let body = arrived.await.map_err(|error| self.part_error(error.into()))?;
         let recorded = self.inner.try_run(move |inner| inner.record_part(&claim, body, Some(checksum))).await;
         match recorded {
-            Ok(Ok(record)) => Ok(Part { number, etag: record.etag, size: record.size, checksum: record.checksum }),
+            Ok(Ok(record)) => {
+                Ok(Part { number, etag: record.etag, size: record.size, checksum: Some(record.checksum) })
+            }
             Ok(Err(failure)) => Err(self.part_error(failure)),
             Err(error) => Err(self.part_error(error.into())),
         }
@@ -576,7 +578,12 @@ impl MultipartUpload for DirectUpload {
         }
         let parts = self.upload.parts().into_iter();
         Ok(parts
-            .map(|(number, record)| Part { number, etag: record.etag, size: record.size, checksum: record.checksum })
+            .map(|(number, record)| Part {
+                number,
+                etag: record.etag,
+                size: record.size,
+                checksum: Some(record.checksum),
+            })
             .collect())
     }
 

@@ -182,7 +182,7 @@ impl MultipartUpload for MemoryUpload {
                 let etag = format!("part-{:08}", objects.counter);
                 let upload = objects.uploads.get_mut(&self.id);
                 let upload = upload.ok_or_else(|| store.upload_gone(Operation::PutPart, key, &self.id))?;
-                let part = Part { number, etag, size: body.len() as u64, checksum };
+                let part = Part { number, etag, size: body.len() as u64, checksum: Some(checksum) };
                 upload.parts.insert(number, (body, part.clone()));
                 Ok(part)
             })

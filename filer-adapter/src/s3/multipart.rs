@@ -88,7 +88,7 @@ impl MultipartUpload for Multipart {
         let etag = bare_etag(answer.e_tag()).ok_or_else(|| {
             self.shared.error(StoreErrorKind::Invalid, "put part", Some(&self.key), "the store gave no ETag")
         })?;
-        Ok(Part { number, etag, size: size as u64, checksum })
+        Ok(Part { number, etag, size: size as u64, checksum: Some(checksum) })
     }
 
     async fn parts(&self) -> Result<Vec<Part>, StoreError> {
@@ -109,11 +109,10 @@ impl MultipartUpload for Multipart {
             };
             let answer = self.shared.retried(list).await.map_err(|failed| failed.error)?;
             for part in answer.parts() {
-                // A part of which the store does not tell the checksum is as good as none: it is uploaded again.
-                let (Some(number), Some(etag), Some(checksum), Some(size)) = (
+                let checksum = part.checksum_crc32_c().and_then(decode_checksum);
+                let (Some(number), Some(etag), Some(size)) = (
                     part.part_number().and_then(|n| u32::try_from(n).ok()),
                     bare_etag(part.e_tag()),
-                    part.checksum_crc32_c().and_then(decode_checksum),
                     part.size().and_then(|n| u64::try_from(n).ok()),
                 ) else {
                     continue;
@@ -134,7 +133,7 @@ impl MultipartUpload for Multipart {
                 CompletedPart::builder()
                     .part_number(part.number as i32)
                     .e_tag(format!("\"{}\"", part.etag))
-                    .set_checksum_crc32_c(self.shared.config.checksums.then(|| encode_checksum(part.checksum)))
+                    .set_checksum_crc32_c(part.checksum.filter(|_| self.shared.config.checksums).map(encode_checksum))
                     .build()
             })
             .collect();

@@ -239,7 +239,7 @@ impl MultipartUpload for MapUpload {
         assert_eq!(crc32c(&bytes), checksum);
         let size = bytes.len() as u64;
         self.store.run(&self.key, "part", |_| self.parts.lock().unwrap().insert(number, bytes))?;
-        Ok(Part { number, etag: number.to_string(), size, checksum })
+        Ok(Part { number, etag: number.to_string(), size, checksum: Some(checksum) })
     }
     async fn parts(&self) -> Result<Vec<Part>, StoreError> {
         Ok(Vec::new())

@@ -2,6 +2,8 @@
 //!
 //! The binary is the one that `cargo build` put beside the tests, or the one that `REFSTREAM_BIN` names.
 
+pub mod seaweed;
+
 use serde_json::Value;
 use std::{
     io::{BufRead as _, BufReader},
