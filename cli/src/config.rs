@@ -3,6 +3,7 @@
 use crate::{
     Global,
     exit::{Exit, Failure},
+    stores::StoreSettings,
 };
 use figment::{
     Figment, Profile, Source,
@@ -91,34 +92,6 @@ pub(crate) struct BrokerSettings {
     pub(crate) pending_bytes: usize,
     /// Bytes of committed batches kept for readers.
     pub(crate) read_cache_bytes: usize,
-}
-
-/// One store.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
-pub(crate) enum StoreSettings {
-    /// Any S3-compatible store. Credentials come from AWS_* variables, profiles and roles.
-    S3 {
-        /// Empty: AWS's own endpoint of the region.
-        #[serde(default)]
-        endpoint: String,
-        /// The bucket.
-        bucket: String,
-        /// The region.
-        #[serde(default = "default_region")]
-        region: String,
-        /// `endpoint/bucket/key` rather than `bucket.endpoint/key`.
-        #[serde(default = "yes")]
-        path_style: bool,
-    },
-}
-
-fn default_region() -> String {
-    "us-east-1".into()
-}
-
-const fn yes() -> bool {
-    true
 }
 
 impl Default for Settings {

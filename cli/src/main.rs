@@ -7,6 +7,7 @@ mod deployment;
 mod exit;
 mod json;
 mod output;
+mod stores;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use exit::{Exit, Failure};

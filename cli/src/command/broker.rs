@@ -24,7 +24,8 @@ pub(crate) struct Arguments {
 pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Failure> {
     let flags = vec![("broker.listen", arguments.listen), ("broker.http", arguments.http)];
     let settings = config::load(global, flags)?.settings;
-    let server = deployment::configured(&settings).await?;
+    let running = deployment::start(&settings).await?;
+    let server = running.server;
     tokio::select! {
         served = server.serving() => {
             served.map_err(|reason| Failure::failed(format!("the broker did not start: {reason}")))?;
@@ -40,5 +41,9 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
             output::line(&json!({ "grpc": format!("http://{grpc}"), "http": format!("http://{http}") }).to_string())?;
         }
     }
-    deployment::serve(server).await
+    let result = deployment::serve(server).await;
+    if let Some(embedded) = running.embedded {
+        embedded.s3.stop().await;
+    }
+    result
 }

@@ -2,10 +2,11 @@
 
 use crate::{
     Global,
-    config::BrokerSettings,
+    config::{BrokerSettings, Settings},
     deployment,
     exit::{Exit, Failure},
     output::{self, Format},
+    stores::{EMBEDDED, EmbeddedSettings, StoreSettings},
 };
 use refstream::{
     BackfillOptions, BackfillSummary, Client, ClientOptions, ConsumerOptions, From, SegmentState, StoreCredentials,
@@ -75,21 +76,22 @@ async fn demonstrate(global: &Global, arguments: Arguments) -> Result<(), Failur
     let say = |text: &str| {
         if global.output == Format::Table { output::line(text) } else { Ok(()) }
     };
-    let settings = BrokerSettings {
+    let broker = BrokerSettings {
         data: data.clone(),
         listen: free("127.0.0.1:0")?,
         http: free("127.0.0.1:0")?,
         s3: free("127.0.0.1:0")?,
         ..BrokerSettings::default()
     };
-    let running = deployment::embedded(&settings).await?;
+    let stores = [(EMBEDDED.parse()?, StoreSettings::Embedded(EmbeddedSettings {}))].into();
+    let running = deployment::start(&Settings { broker, stores, ..Settings::default() }).await?;
     running.server.serving().await.map_err(|reason| Failure::failed(format!("the broker did not start: {reason}")))?;
     say(&format!("store and broker are up, data in {}", data.display()))?;
 
     let mut options = ClientOptions::new(format!("http://{}", running.server.grpc_address()));
-    options.credentials = Some(StoreCredentials {
-        access_key: running.keys.access_key().to_owned(),
-        secret_key: running.keys.secret_key().to_owned(),
+    options.credentials = running.embedded.as_ref().map(|store| StoreCredentials {
+        access_key: store.keys.access_key().to_owned(),
+        secret_key: store.keys.secret_key().to_owned(),
     });
     let client = Client::connect_with(options).await?;
     let topic: TopicName = "demo".parse()?;
@@ -142,7 +144,9 @@ async fn demonstrate(global: &Global, arguments: Arguments) -> Result<(), Failur
     ))?;
 
     let reason = running.server.drain().await;
-    running.s3.stop().await;
+    if let Some(embedded) = running.embedded {
+        embedded.s3.stop().await;
+    }
     if reason != refstream_core::StopReason::Drained {
         return Err(Failure::failed(format!("the broker stopped: {reason}")));
     }

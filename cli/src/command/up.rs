@@ -1,11 +1,14 @@
 //! `refstream up`.
 
 use crate::{
-    Global, config,
-    deployment::{self, BUCKET},
+    Global,
+    config::{self, Settings},
+    deployment,
     exit::Failure,
     output::{self, Format},
+    stores::{self, BUCKET, EMBEDDED, EmbeddedSettings, FromUri, StoreSettings},
 };
+use refstream::types::StoreName;
 use serde_json::json;
 
 /// Run an embedded store, a broker and a compactor in the foreground
@@ -26,6 +29,9 @@ pub(crate) struct Arguments {
     /// Address of the embedded S3 store [default: 127.0.0.1:7402]
     #[arg(long, value_name = "ADDRESS")]
     s3: Option<String>,
+    /// Keep payloads in this store instead: s3://BUCKET[/ROOT]?endpoint=URL (then everything else too)
+    #[arg(long, value_name = "URI")]
+    store: Option<String>,
     /// Accepted for later: there is no Kafka gateway yet
     #[arg(long, value_name = "ADDRESS")]
     kafka: Option<String>,
@@ -35,7 +41,7 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
     if let Some(address) = &arguments.kafka {
         eprintln!("refstream: --kafka {address} is not used: this version has no Kafka gateway");
     }
-    let settings = config::load(
+    let mut settings = config::load(
         global,
         vec![
             ("broker.data", arguments.data),
@@ -45,7 +51,9 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
         ],
     )?
     .settings;
-    let running = deployment::embedded(&settings.broker).await?;
+    let store = arguments.store.as_deref();
+    place(&mut settings, store)?;
+    let running = deployment::start(&settings).await?;
     tokio::select! {
         served = running.server.serving() => {
             served.map_err(|reason| Failure::failed(format!("the broker did not start: {reason}")))?;
@@ -53,30 +61,75 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
         () = deployment::asked_to_stop() => return Err(Failure::interrupted()),
     }
     let (grpc, http) = deployment::addresses(&running.server);
-    let s3 = running.s3.address();
     let data = settings.broker.data.canonicalize().unwrap_or(settings.broker.data);
+    let embedded = running.embedded.as_ref();
     match global.output {
         Format::Table => {
             output::line("refstream is up")?;
             output::line(&format!("  clients (gRPC)    http://{grpc}"))?;
             output::line(&format!("  health, metrics   http://{http}/readyz  http://{http}/metrics"))?;
-            output::line(&format!("  store (S3)        http://{s3}  bucket {BUCKET}, path style"))?;
-            output::line(&format!("    access key      {}", running.keys.access_key()))?;
-            output::line(&format!("    secret key      {}", running.keys.secret_key()))?;
-            output::line(&format!("  data              {}", data.display()))?;
+            if let Some(uri) = store {
+                output::line(&format!("  payloads          {uri}"))?;
+            }
+            if let Some(embedded) = embedded {
+                let s3 = embedded.s3.address();
+                output::line(&format!("  store (S3)        http://{s3}  bucket {BUCKET}, path style"))?;
+                output::line(&format!("    access key      {}", embedded.keys.access_key()))?;
+                output::line(&format!("    secret key      {}", embedded.keys.secret_key()))?;
+                output::line(&format!("  data              {}", data.display()))?;
+            }
             output::line("Stop with Ctrl-C.")?;
         }
-        Format::Json | Format::Jsonl => output::line(
-            &json!({
-                "grpc": format!("http://{grpc}"),
-                "http": format!("http://{http}"),
-                "s3": { "endpoint": format!("http://{s3}"), "bucket": BUCKET, "access_key": running.keys.access_key(), "secret_key": running.keys.secret_key() },
-                "data": data,
-            })
-            .to_string(),
-        )?,
+        Format::Json | Format::Jsonl => {
+            let mut said = json!({ "grpc": format!("http://{grpc}"), "http": format!("http://{http}") });
+            if let Some(uri) = store {
+                said["store"] = uri.into();
+            }
+            if let Some(embedded) = embedded {
+                let endpoint = format!("http://{}", embedded.s3.address());
+                let (access_key, secret_key) = (embedded.keys.access_key(), embedded.keys.secret_key());
+                said["s3"] = json!({ "endpoint": endpoint, "bucket": BUCKET, "access_key": access_key, "secret_key": secret_key });
+                said["data"] = json!(data);
+            }
+            output::line(&said.to_string())?;
+        }
     }
     let result = deployment::serve(running.server).await;
-    running.s3.stop().await;
+    if let Some(embedded) = running.embedded {
+        embedded.s3.stop().await;
+    }
     result
+}
+
+/// Decides where things are kept: an embedded store beside those that are configured, or what `--store` says.
+fn place(settings: &mut Settings, uri: Option<&str>) -> Result<(), Failure> {
+    let broker = &mut settings.broker;
+    if let Some(uri) = uri {
+        let FromUri { store, root } = stores::from_uri(uri)?;
+        let name: StoreName = "main".parse()?;
+        broker.default_store = Some(name.clone());
+        if matches!(store, StoreSettings::S3(_)) {
+            broker.metadata_store = Some(name.clone());
+            broker.root = root;
+            settings.stores.insert(name, store);
+            return Ok(());
+        }
+        settings.stores.insert(name, store);
+    }
+    let embedded = settings.stores.iter().find(|(_, store)| matches!(store, StoreSettings::Embedded(_)));
+    let embedded = match embedded {
+        Some((name, _)) => name.clone(),
+        None => {
+            let name: StoreName = EMBEDDED.parse()?;
+            let taken = settings.stores.insert(name.clone(), StoreSettings::Embedded(EmbeddedSettings {}));
+            if taken.is_some() {
+                return Err(Failure::usage(format!(
+                    "the name of the store {EMBEDDED} is taken: rename [stores.{EMBEDDED}]"
+                )));
+            }
+            name
+        }
+    };
+    broker.metadata_store.get_or_insert(embedded);
+    Ok(())
 }

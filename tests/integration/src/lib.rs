@@ -110,6 +110,7 @@ pub struct Up {
     /// Addresses of gRPC, HTTP and S3; the same after every restart.
     pub addresses: [String; 3],
     environment: Vec<(&'static str, String)>,
+    arguments: Vec<String>,
 }
 
 impl Up {
@@ -118,10 +119,21 @@ impl Up {
         Self::start_with(Vec::new())
     }
 
+    /// Starts it with `--store URI`, and further environment variables.
+    pub fn start_on(store: &str, environment: Vec<(&'static str, String)>) -> Self {
+        Self::launch(environment, vec!["--store".to_owned(), store.to_owned()])
+    }
+
     /// Starts it with further environment variables.
     pub fn start_with(environment: Vec<(&'static str, String)>) -> Self {
+        Self::launch(environment, Vec::new())
+    }
+
+    fn launch(environment: Vec<(&'static str, String)>, arguments: Vec<String>) -> Self {
         let folder = TempDir::new().expect("a temporary folder");
-        let mut up = Self { folder, process: None, addresses: ["127.0.0.1:0"; 3].map(str::to_owned), environment };
+        let addresses = ["127.0.0.1:0"; 3].map(str::to_owned);
+        std::fs::create_dir(folder.path().join("data")).expect("a data folder");
+        let mut up = Self { folder, process: None, addresses, environment, arguments };
         up.restart();
         up
     }
@@ -141,6 +153,7 @@ impl Up {
             .args(["--output", "json", "up", "--data"])
             .arg(self.data())
             .args(["--listen", &self.addresses[0], "--http", &self.addresses[1], "--s3", &self.addresses[2]])
+            .args(&self.arguments)
             .env("HOME", self.folder.path())
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .stdout(Stdio::piped())
@@ -150,7 +163,12 @@ impl Up {
         BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line).expect("a line");
         let said: Value = serde_json::from_str(&line).expect("refstream up prints its endpoints once it serves");
         let address = |value: &Value| value.as_str().expect("a URL").trim_start_matches("http://").to_owned();
-        self.addresses = [address(&said["grpc"]), address(&said["http"]), address(&said["s3"]["endpoint"])];
+        self.addresses[0] = address(&said["grpc"]);
+        self.addresses[1] = address(&said["http"]);
+        // Without an embedded store there is none.
+        if !said["s3"].is_null() {
+            self.addresses[2] = address(&said["s3"]["endpoint"]);
+        }
         self.process = Some(child);
     }
 
@@ -188,6 +206,7 @@ impl Up {
         command
             .env("REFSTREAM_ENDPOINT", format!("http://{}", self.addresses[0]))
             .env("HOME", self.folder.path())
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .args(arguments)
             .stdin(Stdio::null());
         command

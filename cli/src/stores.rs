@@ -1,0 +1,243 @@
+//! Stores as they are configured, and how each kind is opened.
+
+use crate::{
+    config::BrokerSettings,
+    exit::{Exit, Failure},
+};
+use percent_encoding::percent_decode_str;
+use refstream::{
+    stores::{
+        BlobStore, Filer,
+        embedded::{EmbeddedKeys, FileStore, FileStoreOptions, S3Server},
+        s3::{S3Config, S3Store},
+    },
+    types::StoreName,
+};
+use refstream_proto::v1;
+use refstream_server::StoreDescription;
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
+
+/// The embedded store's bucket.
+pub(crate) const BUCKET: &str = "refstream";
+/// The embedded store's name where the configuration gives it none.
+pub(crate) const EMBEDDED: &str = "embedded";
+
+/// One store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub(crate) enum StoreSettings {
+    /// Any S3-compatible store.
+    S3(S3Settings),
+    /// Plain files in the folder `broker.data`, served as S3 at `broker.s3`. At most one.
+    Embedded(EmbeddedSettings),
+}
+
+/// An S3-compatible store. Credentials come from AWS_* variables, profiles and roles.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct S3Settings {
+    /// Empty: AWS's own endpoint of the region.
+    #[serde(default)]
+    pub(crate) endpoint: String,
+    /// The bucket.
+    pub(crate) bucket: String,
+    /// The region.
+    #[serde(default = "default_region")]
+    pub(crate) region: String,
+    /// `endpoint/bucket/key` rather than `bucket.endpoint/key`.
+    #[serde(default = "yes")]
+    pub(crate) path_style: bool,
+}
+
+/// The embedded store; its settings are the broker's.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct EmbeddedSettings {}
+
+fn default_region() -> String {
+    "us-east-1".into()
+}
+
+const fn yes() -> bool {
+    true
+}
+
+/// A store that was given as a URI.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FromUri {
+    pub(crate) store: StoreSettings,
+    /// Key prefix of everything in it; empty: none.
+    pub(crate) root: String,
+}
+
+/// Reads `s3://BUCKET[/ROOT][?endpoint=URL&region=NAME&path_style=BOOL]`.
+pub(crate) fn from_uri(uri: &str) -> Result<FromUri, Failure> {
+    let refuse = |why: String| {
+        let forms = "use s3://BUCKET?endpoint=http://HOST:PORT";
+        Failure::usage(format!("the store {uri:?} is refused: {why}; {forms}"))
+    };
+    let (scheme, rest) = uri.split_once("://").ok_or_else(|| refuse("it is no URI".into()))?;
+    let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let (host, root) = place.split_once('/').unwrap_or((place, ""));
+    let mut fields = toml::Table::new();
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, "true"));
+        let value = percent_decode_str(value).decode_utf8().map_err(|_| refuse(format!("{name} is no UTF-8")))?;
+        let value = match &*value {
+            "true" => toml::Value::Boolean(true),
+            "false" => toml::Value::Boolean(false),
+            text => toml::Value::String(text.to_owned()),
+        };
+        fields.insert(name.to_owned(), value);
+    }
+    let place_field = match scheme {
+        "s3" => "bucket",
+        _ => return Err(refuse(format!("there is no kind of store {scheme}"))),
+    };
+    if host.is_empty() {
+        return Err(refuse(format!("the {place_field} is missing")));
+    }
+    fields.insert("kind".into(), scheme.into());
+    fields.insert(place_field.into(), host.into());
+    let store = fields.try_into().map_err(|error: toml::de::Error| refuse(error.message().to_owned()))?;
+    Ok(FromUri { store, root: root.trim_end_matches('/').to_owned() })
+}
+
+/// The embedded store while it runs.
+#[derive(Debug)]
+pub(crate) struct Embedded {
+    pub(crate) s3: S3Server,
+    pub(crate) keys: EmbeddedKeys,
+    /// Nobody else may open the folder while this lives.
+    _lock: std::fs::File,
+}
+
+/// Opened stores.
+#[derive(Debug, Default)]
+pub(crate) struct Stores {
+    pub(crate) blobs: BTreeMap<StoreName, Arc<dyn BlobStore>>,
+    /// Those that can hold metadata.
+    pub(crate) filers: BTreeMap<StoreName, Arc<dyn Filer>>,
+    pub(crate) descriptions: BTreeMap<StoreName, StoreDescription>,
+    pub(crate) embedded: Option<(StoreName, Embedded)>,
+}
+
+impl Stores {
+    /// Opens all configured stores.
+    pub(crate) async fn open(
+        settings: &BTreeMap<StoreName, StoreSettings>,
+        broker: &BrokerSettings,
+    ) -> Result<Self, Failure> {
+        let mut stores = Self::default();
+        for (name, store) in settings {
+            match store {
+                StoreSettings::S3(s3) => stores.open_s3(name, s3).await?,
+                StoreSettings::Embedded(_) => stores.open_embedded(name, broker).await?,
+            }
+        }
+        Ok(stores)
+    }
+
+    fn describe(&mut self, name: &StoreName, uri_prefix: String, kind: v1::store::Kind) {
+        let description = v1::Store { name: name.to_string(), kind: Some(kind), uri_prefix };
+        self.descriptions.insert(name.clone(), StoreDescription { name: name.clone(), description });
+    }
+
+    async fn open_s3(&mut self, name: &StoreName, settings: &S3Settings) -> Result<(), Failure> {
+        let S3Settings { endpoint, bucket, region, path_style } = settings.clone();
+        let config = S3Config {
+            endpoint: Some(endpoint.clone()).filter(|endpoint| !endpoint.is_empty()),
+            bucket: bucket.clone(),
+            region: region.clone(),
+            path_style,
+            ..S3Config::default()
+        };
+        let opened = S3Store::open(name.as_str(), config).await;
+        let store = Arc::new(opened.map_err(|error| Failure::new(Exit::Unreachable, error))?);
+        self.filers.insert(name.clone(), Arc::clone(&store) as Arc<dyn Filer>);
+        self.blobs.insert(name.clone(), store);
+        let prefix = format!("s3://{bucket}/");
+        let s3 = v1::S3Store { endpoint, bucket, region, path_style, credentials_file: None };
+        self.describe(name, prefix, v1::store::Kind::S3(s3));
+        Ok(())
+    }
+
+    async fn open_embedded(&mut self, name: &StoreName, broker: &BrokerSettings) -> Result<(), Failure> {
+        if let Some((other, _)) = &self.embedded {
+            return Err(Failure::usage(format!("the stores {other} and {name} are both embedded: there can be one")));
+        }
+        let folder = &broker.data;
+        std::fs::create_dir_all(folder)
+            .map_err(|error| Failure::failed(format!("cannot create the data folder {}: {error}", folder.display())))?;
+        let folder = folder
+            .canonicalize()
+            .map_err(|error| Failure::failed(format!("cannot open the data folder {}: {error}", folder.display())))?;
+        let lock = lock(&folder)?;
+        let options = FileStoreOptions { fsync: broker.fsync, ..FileStoreOptions::default() };
+        let store = FileStore::open(&folder, BUCKET, options).map_err(Failure::failed)?;
+        let keys = EmbeddedKeys::load_or_generate(&folder).map_err(|error| {
+            Failure::failed(format!("cannot read or write the embedded store's keys in {}: {error}", folder.display()))
+        })?;
+        let s3 = S3Server::start(Arc::clone(&store), keys.clone(), broker.s3)
+            .await
+            .map_err(|error| crate::deployment::cannot_listen(broker.s3, "s3", error))?;
+        let described = v1::S3Store {
+            endpoint: format!("http://{}", s3.address()),
+            bucket: BUCKET.into(),
+            region: default_region(),
+            path_style: true,
+            credentials_file: Some(folder.join("credentials.toml").to_string_lossy().into_owned()),
+        };
+        self.describe(name, format!("s3://{BUCKET}/"), v1::store::Kind::S3(described));
+        self.filers.insert(name.clone(), Arc::clone(&store) as Arc<dyn Filer>);
+        self.blobs.insert(name.clone(), store);
+        self.embedded = Some((name.clone(), Embedded { s3, keys, _lock: lock }));
+        Ok(())
+    }
+}
+
+fn lock(folder: &Path) -> Result<std::fs::File, Failure> {
+    let path = folder.join("lock");
+    let file = std::fs::File::create(&path)
+        .map_err(|error| Failure::failed(format!("cannot write to the data folder {}: {error}", folder.display())))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(std::fs::TryLockError::WouldBlock) => Err(Failure::failed(format!(
+            "the data folder {} is in use by another refstream; stop that one or choose another folder with --data",
+            folder.display()
+        ))),
+        Err(std::fs::TryLockError::Error(error)) => {
+            Err(Failure::failed(format!("cannot lock {}: {error}", path.display())))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_is_read_from_its_uri() {
+        let read = from_uri("s3://pics/prod/eu?endpoint=http://127.0.0.1:8333&path_style=false").unwrap();
+        assert_eq!(read.root, "prod/eu");
+        let StoreSettings::S3(s3) = read.store else { panic!() };
+        assert_eq!((s3.bucket.as_str(), s3.endpoint.as_str()), ("pics", "http://127.0.0.1:8333"));
+        assert_eq!((s3.region.as_str(), s3.path_style), ("us-east-1", false));
+    }
+
+    #[test]
+    fn a_uri_that_means_nothing_is_refused() {
+        for (uri, why) in [
+            ("pics", "no URI"),
+            ("ftp://pics", "ftp"),
+            ("s3://", "bucket"),
+            ("s3://pics?endpiont=x", "endpiont"),
+            ("s3://pics?path_style=maybe", "boolean"),
+        ] {
+            let failure = from_uri(uri).unwrap_err();
+            assert!(failure.text().contains(why), "{uri}: {}", failure.text());
+            assert_eq!(failure.exit(), Exit::Usage);
+        }
+    }
+}
