@@ -135,6 +135,12 @@ pub trait BlobStore: Debug + Send + Sync + 'static {
     /// The absolute URI of an object, as it stands in Parquet files, for example `s3://bucket/key`.
     fn uri(&self, key: &Key) -> String;
 
+    /// Whether the store gives objects names of its own. Then the key in [`Stored`] is the one to keep, not the one that was asked for; an object's
+    /// sidecar can be put only once its key is known; content types are not kept, and nothing can be listed.
+    fn names_objects(&self) -> bool {
+        false
+    }
+
     /// Stores an object in one request; `body` is its pieces in order, whose CRC32C is `checksum`. Durable when answered.
     /// Retries inside are idempotent since the bytes are the same.
     ///

@@ -270,10 +270,10 @@ impl Uploader {
         let content = given.content.clone();
         let hash = blocking(move || Ok::<_, UploadError>(encode::hash(&content)));
         let hash = async { hash.await? };
-        let sidecar = store::put_sidecar(inner, &key, given.size, &given.blocks);
         let attributes = Attributes { content_type: content_type.clone() };
-        let object = store::put(inner, &key, given.content.clone(), given.checksum, &attributes);
-        let (hash, (), ()) = futures::try_join!(hash, object, sidecar)?;
+        let blob = (given.size, given.checksum, &given.blocks[..]);
+        let object = store::put_blob(inner, &key, given.content.clone(), blob, &attributes);
+        let (hash, key) = futures::try_join!(hash, object)?;
         drop(room);
         Ok(Receipt { reference: given.with_hash(hash).reference(&inner.name, &key, None, content_type) })
     }
@@ -294,10 +294,9 @@ impl Uploader {
             return Ok(Receipt { reference: prepared.reference(&inner.name, pack.key(), Some(offset), content_type) });
         }
         let key = inner.new_key();
-        let sidecar = store::put_sidecar(inner, &key, prepared.size, &prepared.blocks);
         let attributes = Attributes { content_type: prepared.stored_type(content_type.as_deref()) };
-        let object = store::put(inner, &key, prepared.stored.clone(), prepared.checksum, &attributes);
-        futures::try_join!(object, sidecar)?;
+        let blob = (prepared.size, prepared.checksum, &prepared.blocks[..]);
+        let key = store::put_blob(inner, &key, prepared.stored.clone(), blob, &attributes).await?;
         drop(room);
         Ok(Receipt { reference: prepared.reference(&inner.name, &key, None, content_type) })
     }

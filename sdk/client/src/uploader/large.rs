@@ -235,21 +235,31 @@ pub(super) async fn upload(
     parts.sort_by_key(|part| part.number);
 
     let finished = encoder.finished();
-    put_sidecar(inner, &key, finished.size, &finished.blocks).await?;
+    let named_by_store = inner.store.names_objects();
+    if !named_by_store {
+        put_sidecar(inner, &key, finished.size, &finished.blocks).await?;
+    }
     let completed = repeat(inner, &key, || async {
         let _turn = inner.requests.acquire().await;
         started.upload.complete(&parts).await
     })
     .await;
-    if let Err(error) = completed {
-        // An attempt whose answer was lost may have completed it, after which the store no longer knows the upload. The key is ours
-        // alone: an object of the right size is the one that was meant.
-        let found = inner.store.head(&key).await.ok().flatten();
-        if found.is_none_or(|meta| meta.size != finished.size) {
-            return Err(error);
+    let key = match completed {
+        Ok(stored) => stored.key,
+        Err(error) => {
+            // An attempt whose answer was lost may have completed it, after which the store no longer knows the upload. The key is ours
+            // alone: an object of the right size is the one that was meant.
+            let found = inner.store.head(&key).await.ok().flatten();
+            if found.is_none_or(|meta| meta.size != finished.size) {
+                return Err(error);
+            }
+            key
         }
-    }
+    };
     started.completed = true;
+    if named_by_store {
+        put_sidecar(inner, &key, finished.size, &finished.blocks).await?;
+    }
     inner.note_stored(finished.size);
     Ok(Receipt {
         reference: Reference {

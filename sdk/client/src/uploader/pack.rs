@@ -18,17 +18,23 @@ const PACK_TYPE: &str = "application/vnd.refstream.pack";
 /// A pack's fate, which all its blobs share.
 #[derive(Debug)]
 pub(crate) struct PackState {
+    /// The key that was asked for.
     key: Key,
+    /// The key under which the store has it.
+    stored: OnceLock<Key>,
     outcome: OnceLock<Result<(), UploadError>>,
     wake: Notify,
 }
 
 impl PackState {
-    /// The pack's object.
+    /// The pack's object, once it is durable.
     pub(crate) fn key(&self) -> &Key {
-        &self.key
+        self.stored.get().unwrap_or(&self.key)
     }
-    fn decide(&self, outcome: Result<(), UploadError>) {
+    fn decide(&self, outcome: Result<Key, UploadError>) {
+        let outcome = outcome.map(|key| {
+            self.stored.get_or_init(|| key);
+        });
         if self.outcome.set(outcome).is_ok() {
             self.wake.notify_waiters();
         }
@@ -134,7 +140,12 @@ fn add_to(
 
 /// Opens a pack and sees to it that it is stored once it has lingered.
 fn start(inner: &Arc<Inner>) -> OpenPack {
-    let state = Arc::new(PackState { key: inner.new_key(), outcome: OnceLock::new(), wake: Notify::new() });
+    let state = Arc::new(PackState {
+        key: inner.new_key(),
+        stored: OnceLock::new(),
+        outcome: OnceLock::new(),
+        wake: Notify::new(),
+    });
     let (inner, mine) = (Arc::clone(inner), Arc::clone(&state));
     tokio::spawn(async move {
         inner.runtime.sleep(inner.options.pack_linger).await;

@@ -48,22 +48,41 @@ pub(super) fn harmless(error: StoreError) -> CreateError {
     CreateError::DidNotHappen(error)
 }
 
-/// Stores an object.
+/// Stores an object; returns its key, which the store may have chosen.
 pub(super) async fn put(
     inner: &Inner,
     key: &Key,
     body: Vec<Bytes>,
     checksum: Crc32c,
     attributes: &Attributes,
-) -> Result<(), UploadError> {
+) -> Result<Key, UploadError> {
     let size = body.iter().map(|piece| piece.len() as u64).sum();
-    repeat(inner, key, || async {
+    let stored = repeat(inner, key, || async {
         let _turn = inner.requests.acquire().await;
         inner.store.put(key, body.clone(), checksum, attributes).await
     })
     .await?;
     inner.note_stored(size);
-    Ok(())
+    Ok(stored.key)
+}
+
+/// Stores an object that holds one blob, and the sums of its blocks; returns its key. Both are on their way at once, unless the sums have to
+/// wait for the key.
+pub(super) async fn put_blob(
+    inner: &Inner,
+    key: &Key,
+    body: Vec<Bytes>,
+    (size, checksum, blocks): (u64, Crc32c, &[Crc32c]),
+    attributes: &Attributes,
+) -> Result<Key, UploadError> {
+    let object = put(inner, key, body, checksum, attributes);
+    if inner.store.names_objects() {
+        let key = object.await?;
+        put_sidecar(inner, &key, size, blocks).await?;
+        return Ok(key);
+    }
+    let (key, ()) = futures::try_join!(object, put_sidecar(inner, key, size, blocks))?;
+    Ok(key)
 }
 
 /// Stores the sums of a blob's blocks, when it has more than one.
@@ -73,5 +92,6 @@ pub(super) async fn put_sidecar(inner: &Inner, key: &Key, size: u64, blocks: &[C
     }
     let bytes = Bytes::from(Blocks { size, checksums: blocks.to_vec() }.encode());
     let checksum = refstream_format::crc32c(&bytes);
-    put(inner, &Layout::blocks(key), vec![bytes], checksum, &Attributes::default()).await
+    put(inner, &Layout::blocks(key), vec![bytes], checksum, &Attributes::default()).await?;
+    Ok(())
 }
