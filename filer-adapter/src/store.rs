@@ -132,7 +132,8 @@ pub struct Part {
 /// A home of payloads and files. Objects are immutable: a key is written once.
 #[async_trait]
 pub trait BlobStore: Debug + Send + Sync + 'static {
-    /// The absolute URI of an object, as it stands in Parquet files, for example `s3://bucket/key`.
+    /// The absolute URI of an object, as it stands in Parquet files, for example `s3://bucket/key`: what all URIs of the store
+    /// start with, then the key as it is.
     fn uri(&self, key: &Key) -> String;
 
     /// Whether the store gives objects names of its own. Then the key in [`Stored`] is the one to keep, not the one that was asked for; an object's

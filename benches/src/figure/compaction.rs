@@ -45,17 +45,20 @@ pub(crate) async fn measure(plan: &Plan) -> Outcome<Vec<Row>> {
         let count = deployment.rows;
         let batches = deployment.columns().await?;
         let own = std::process::id();
-        let (mut compacted, mut bare, mut ratios, mut cpu, mut published) = (vec![], vec![], vec![], vec![], vec![]);
+        let (mut compacted, mut bare, mut ratios, mut published) = (vec![], vec![], vec![], vec![]);
+        let (mut cpu, mut bare_cpu, mut cpu_ratios) = (vec![], vec![], vec![]);
+        let (mut bytes, mut bare_bytes) = (0, 0);
         for round in 0..=plan.rounds() {
             let (watch, before) = (Watch::start(), cpu_seconds(own));
-            write_bare(&folder.path().join("bare.parquet"), &batches)?;
-            let (bare_rate, bare_cpu) = (watch.rate(count), cpu_seconds(own) - before);
+            bare_bytes = write_bare(&folder.path().join("bare.parquet"), &batches)?;
+            let (bare_rate, bare_used) = (watch.rate(count), cpu_seconds(own) - before);
             // Another topic each round: the compactor would find its work done.
             let topic = deployment.topic(round as u64 + 1);
             let segment = deployment.seal(&topic).await?;
             let (watch, before) = (Watch::start(), cpu_seconds(own));
             let done = deployment.compactor().compact(&topic, std::slice::from_ref(&segment), false).await?;
-            let (rate, cpu_used) = (watch.rate(count), cpu_seconds(own) - before);
+            let (rate, used) = (watch.rate(count), cpu_seconds(own) - before);
+            bytes = done.bytes;
             if done.rows != count as u64 {
                 return Err(format!("{} of {count} rows were written", done.rows).into());
             }
@@ -65,15 +68,22 @@ pub(crate) async fn measure(plan: &Plan) -> Outcome<Vec<Row>> {
                 compacted.push(rate);
                 bare.push(bare_rate);
                 ratios.push(rate / bare_rate);
-                cpu.push(cpu_used / bare_cpu);
+                cpu.push(used / count as f64 * 1e6);
+                bare_cpu.push(bare_used / count as f64 * 1e6);
+                cpu_ratios.push(used / bare_used);
                 published.push(watch.rate(count));
             }
         }
         let details = format!(
-            "{:.0} / {:.0} rows/s; {count} rows a round; CPU {:.2} x the bare writer's; publishing the file afterwards {:.0} rows/s",
+            "{:.0} / {:.0} rows/s; {count} rows a round; {:.2} / {:.2} CPU-s per million rows, {:.2} x; {:.1} / {:.1} bytes a row; \
+             publishing the file afterwards {:.0} rows/s",
             median(&compacted),
             median(&bare),
             median(&cpu),
+            median(&bare_cpu),
+            median(&cpu_ratios),
+            bytes as f64 / count as f64,
+            bare_bytes as f64 / count as f64,
             median(&published)
         );
         let figure = format!("compaction, journal to Parquet / bare arrow-rs writer, {name} references");
@@ -82,14 +92,15 @@ pub(crate) async fn measure(plan: &Plan) -> Outcome<Vec<Row>> {
     Ok(rows)
 }
 
-/// The same rows in one Parquet file, durable.
-fn write_bare(path: &Path, batches: &[RecordBatch]) -> Outcome<()> {
+/// The same rows in one Parquet file, durable; its size.
+fn write_bare(path: &Path, batches: &[RecordBatch]) -> Outcome<u64> {
     let mut writer = ArrowWriter::try_new(std::fs::File::create(path)?, schema(), Some(properties()))?;
     for batch in batches {
         writer.write(batch)?;
     }
-    writer.into_inner()?.sync_all()?;
-    Ok(())
+    let file = writer.into_inner()?;
+    file.sync_all()?;
+    Ok(file.metadata()?.len())
 }
 
 /// A store with journal objects, without a broker.

@@ -18,8 +18,9 @@
 //!     content size u64, encoding u8 (0 as given, 1 zstd), content type, etag, version option text each
 //! ```
 
-use crate::Row;
-use refstream_types::{ContentEncoding, Timestamp, Value};
+use crate::{Row, interface::RowView};
+use refstream_format::batch::ValueView;
+use refstream_types::{ContentEncoding, Timestamp};
 
 /// A digest over rows that grows row by row, or by whole files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,6 +29,10 @@ pub struct RowsDigest([u64; 4]);
 impl RowsDigest {
     /// Adds one row; `buffer` is scratch space.
     pub fn add_row(&mut self, row: &Row, buffer: &mut Vec<u8>) {
+        self.add_view(&row.view(&mut Vec::new()), buffer);
+    }
+
+    pub(crate) fn add_view(&mut self, row: &RowView<'_>, buffer: &mut Vec<u8>) {
         buffer.clear();
         canonical(row, buffer);
         self.add(Self::from_bytes(*blake3::hash(buffer).as_bytes()));
@@ -73,7 +78,7 @@ fn option<T>(out: &mut Vec<u8>, value: Option<T>, write: impl FnOnce(&mut Vec<u8
     }
 }
 
-fn text(out: &mut Vec<u8>, value: &String) {
+fn text(out: &mut Vec<u8>, value: &str) {
     bytes(out, value.as_bytes());
 }
 
@@ -81,7 +86,7 @@ fn instant(out: &mut Vec<u8>, value: Timestamp) {
     out.extend_from_slice(&value.as_micros().to_le_bytes());
 }
 
-fn canonical(row: &Row, out: &mut Vec<u8>) {
+fn canonical(row: &RowView<'_>, out: &mut Vec<u8>) {
     let record = &row.record;
     out.extend_from_slice(&row.partition.0.to_le_bytes());
     out.extend_from_slice(&row.offset.0.to_le_bytes());
@@ -93,36 +98,36 @@ fn canonical(row: &Row, out: &mut Vec<u8>) {
         out.extend_from_slice(&producer.epoch.0.to_le_bytes());
         out.extend_from_slice(&producer.first.0.to_le_bytes());
     });
-    option(out, record.key.as_deref(), bytes);
-    option(out, record.source_name.as_ref(), text);
+    option(out, record.key, bytes);
+    option(out, record.source_name, text);
     out.extend_from_slice(&(record.headers.len() as u32).to_le_bytes());
-    for header in &record.headers {
-        text(out, &header.name);
-        bytes(out, &header.value);
+    for (name, value) in record.headers {
+        text(out, name);
+        bytes(out, value);
     }
     match &record.value {
-        Value::Tombstone => out.push(0),
-        Value::Inline { bytes: value, content_hash } => {
+        ValueView::Tombstone => out.push(0),
+        ValueView::Inline { bytes: value, content_hash } => {
             out.push(1);
-            out.extend_from_slice(&content_hash.0);
+            out.extend_from_slice(*content_hash);
             bytes(out, value);
         }
-        Value::Reference(reference) => {
+        ValueView::Reference(reference) => {
             out.push(2);
-            bytes(out, reference.store.as_str().as_bytes());
-            bytes(out, reference.key.as_str().as_bytes());
+            text(out, reference.store);
+            text(out, reference.key);
             option(out, reference.offset, |out, offset| out.extend_from_slice(&offset.to_le_bytes()));
             out.extend_from_slice(&reference.size.to_le_bytes());
             option(out, reference.checksum, |out, checksum| out.extend_from_slice(&checksum.0.to_le_bytes()));
-            option(out, reference.content_hash, |out, hash| out.extend_from_slice(&hash.0));
+            option(out, reference.content_hash, |out, hash| out.extend_from_slice(hash));
             out.extend_from_slice(&reference.content_size.to_le_bytes());
             out.push(match reference.encoding {
                 ContentEncoding::Identity => 0,
                 ContentEncoding::Zstd => 1,
             });
-            option(out, reference.content_type.as_ref(), text);
-            option(out, reference.etag.as_ref(), text);
-            option(out, reference.version.as_ref(), text);
+            option(out, reference.content_type, text);
+            option(out, reference.etag, text);
+            option(out, reference.version, text);
         }
     }
 }

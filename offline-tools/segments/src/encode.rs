@@ -1,26 +1,106 @@
-//! Rows to Arrow.
+//! Rows to Arrow: straight from views of encoded batches into column builders; a row allocates nothing of its own.
 
 use crate::{
-    Row,
+    interface::RowView,
     schema::{instant, schema},
     stores::Stores,
+    writer::{BATCH_BYTES, BATCH_ROWS},
 };
 use arrow::{
     array::{
-        ArrayRef, BinaryBuilder, Int32Builder, Int64Builder, ListArray, RecordBatch, StringBuilder, StructArray,
-        TimestampMicrosecondBuilder,
+        Array, ArrayRef, GenericByteArray, GenericByteBuilder, ListArray, PrimitiveArray, PrimitiveBuilder,
+        RecordBatch, StringArray, StringBuilder, StructArray,
     },
     buffer::{NullBuffer, OffsetBuffer},
-    datatypes::{DataType, Fields},
+    datatypes::{
+        ArrowPrimitiveType, BinaryType, ByteArrayType, DataType, Fields, Int32Type, Int64Type,
+        TimestampMicrosecondType, Utf8Type,
+    },
     error::ArrowError,
 };
-use refstream_types::{
-    ContentEncoding, ContentHash, Crc32c, Header, Key, Reference, StoreName, Timestamp, TopicName, Value,
-};
+use refstream_format::batch::{ReferenceView, ValueView};
+use refstream_types::{ContentEncoding, Crc32c, Timestamp, TopicName};
 use std::sync::Arc;
 
 /// How [`ContentEncoding::Zstd`] stands in a file.
 pub(crate) const ZSTD: &str = "zstd";
+
+/// A column of texts or bytes. Nulls are counted and written at once: most columns of most topics have nothing else.
+struct Bytes<T: ByteArrayType> {
+    builder: GenericByteBuilder<T>,
+    nulls: usize,
+}
+
+impl<T: ByteArrayType> Default for Bytes<T> {
+    fn default() -> Self {
+        Self { builder: GenericByteBuilder::with_capacity(0, 0), nulls: 0 }
+    }
+}
+
+impl<T: ByteArrayType> Bytes<T> {
+    fn value(&mut self, value: &T::Native) {
+        self.write_nulls();
+        self.builder.append_value(value);
+    }
+    fn null(&mut self) {
+        self.nulls += 1;
+    }
+    fn option(&mut self, value: Option<&T::Native>) {
+        match value {
+            Some(value) => self.value(value),
+            None => self.null(),
+        }
+    }
+    fn write_nulls(&mut self) {
+        if self.nulls > 0 {
+            self.builder.append_nulls(std::mem::take(&mut self.nulls));
+        }
+    }
+    /// The column; the next one starts with room for as much.
+    fn finish(&mut self) -> Arc<GenericByteArray<T>> {
+        self.write_nulls();
+        let array = self.builder.finish();
+        self.builder = GenericByteBuilder::with_capacity(array.offsets().len(), array.value_data().len());
+        Arc::new(array)
+    }
+}
+
+/// A column of numbers or times; nulls as in [`Bytes`].
+struct Numbers<T: ArrowPrimitiveType> {
+    builder: PrimitiveBuilder<T>,
+    nulls: usize,
+}
+
+impl<T: ArrowPrimitiveType> Numbers<T> {
+    fn new(kind: DataType) -> Self {
+        Self { builder: PrimitiveBuilder::with_capacity(0).with_data_type(kind), nulls: 0 }
+    }
+    fn value(&mut self, value: T::Native) {
+        self.write_nulls();
+        self.builder.append_value(value);
+    }
+    fn null(&mut self) {
+        self.nulls += 1;
+    }
+    fn write_nulls(&mut self) {
+        if self.nulls > 0 {
+            self.builder.append_nulls(std::mem::take(&mut self.nulls));
+        }
+    }
+    fn option(&mut self, value: Option<T::Native>) {
+        match value {
+            Some(value) => self.value(value),
+            None => self.null(),
+        }
+    }
+    fn finish(&mut self) -> Arc<PrimitiveArray<T>> {
+        self.write_nulls();
+        let array = self.builder.finish();
+        let kind = array.data_type().clone();
+        self.builder = PrimitiveBuilder::with_capacity(array.values().len()).with_data_type(kind);
+        Arc::new(array)
+    }
+}
 
 /// Collects rows into a batch of columns.
 pub(crate) struct RowEncoder {
@@ -29,37 +109,38 @@ pub(crate) struct RowEncoder {
     /// Bytes of the rows since the last [`RowEncoder::finish`], before any encoding.
     raw: usize,
     rows: usize,
-    topics: StringBuilder,
-    partition_id: Int32Builder,
-    log_offset: Int64Builder,
-    append_time: TimestampMicrosecondBuilder,
-    event_time: TimestampMicrosecondBuilder,
-    key: StringBuilder,
-    key_bytes: BinaryBuilder,
+    partition_id: Numbers<Int32Type>,
+    log_offset: Numbers<Int64Type>,
+    append_time: Numbers<TimestampMicrosecondType>,
+    event_time: Numbers<TimestampMicrosecondType>,
+    key: Bytes<Utf8Type>,
+    key_bytes: Bytes<BinaryType>,
     payload: Vec<bool>,
-    uri: StringBuilder,
-    offset: Int64Builder,
-    size: Int64Builder,
-    content_type: StringBuilder,
-    checksum: StringBuilder,
-    content_hash: StringBuilder,
-    content_encoding: StringBuilder,
-    content_size: Int64Builder,
-    value: BinaryBuilder,
-    source_name: StringBuilder,
-    source_mtime: TimestampMicrosecondBuilder,
+    uri: Bytes<Utf8Type>,
+    offset: Numbers<Int64Type>,
+    size: Numbers<Int64Type>,
+    content_type: Bytes<Utf8Type>,
+    checksum: Bytes<Utf8Type>,
+    content_hash: Bytes<Utf8Type>,
+    content_encoding: Bytes<Utf8Type>,
+    content_size: Numbers<Int64Type>,
+    value: Bytes<BinaryType>,
+    source_name: Bytes<Utf8Type>,
+    source_mtime: Numbers<TimestampMicrosecondType>,
     attributes: Pairs,
-    attribute_values: StringBuilder,
+    attribute_values: Bytes<Utf8Type>,
     headers: Pairs,
-    header_values: BinaryBuilder,
-    producer_id: Int64Builder,
-    producer_seq: Int64Builder,
-    store: StringBuilder,
-    payload_etag: StringBuilder,
-    payload_version: StringBuilder,
-    producer_epoch: Int32Builder,
-    /// The object of the row before and its URI: rows of one pack follow each other.
-    last: Option<(StoreName, Key, String)>,
+    header_values: Bytes<BinaryType>,
+    producer_id: Numbers<Int64Type>,
+    producer_seq: Numbers<Int64Type>,
+    store: Bytes<Utf8Type>,
+    payload_etag: Bytes<Utf8Type>,
+    payload_version: Bytes<Utf8Type>,
+    producer_epoch: Numbers<Int32Type>,
+    /// The URI of the row that had one last: store name and URI without the key.
+    prefix: (String, String),
+    /// Room for a URI.
+    text: String,
 }
 
 /// The names of a list of named values, and where each row's list ends.
@@ -95,19 +176,30 @@ impl Pairs {
     }
 }
 
-fn instants() -> TimestampMicrosecondBuilder {
-    TimestampMicrosecondBuilder::new().with_data_type(instant())
-}
-
-/// Hash and checksum as text without allocation.
-fn hexadecimal<const N: usize>(prefix: &[u8], bytes: &[u8], buffer: &mut [u8; N]) {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    buffer[..prefix.len()].copy_from_slice(prefix);
-    for (pair, byte) in buffer[prefix.len()..].chunks_exact_mut(2).zip(bytes) {
-        pair[0] = DIGITS[usize::from(byte >> 4)];
-        pair[1] = DIGITS[usize::from(byte & 15)];
+/// A hash or a checksum as text: `PREFIX`, then two digits a byte. `T` bytes of text.
+fn hexadecimal<const T: usize>(prefix: &[u8], bytes: &[u8], append: impl FnOnce(&str)) {
+    let mut text = [0_u8; T];
+    let (start, digits) = text.split_at_mut(prefix.len());
+    start.copy_from_slice(prefix);
+    for (pair, byte) in digits.chunks_exact_mut(2).zip(bytes) {
+        pair.copy_from_slice(&DIGITS[usize::from(*byte)]);
+    }
+    if let Ok(text) = std::str::from_utf8(&text) {
+        append(text);
     }
 }
+
+/// The two hexadecimal digits of every byte.
+const DIGITS: [[u8; 2]; 256] = {
+    let digits = b"0123456789abcdef";
+    let mut table = [[0; 2]; 256];
+    let mut byte = 0;
+    while byte < table.len() {
+        table[byte] = [digits[byte >> 4], digits[byte & 15]];
+        byte += 1;
+    }
+    table
+};
 
 impl RowEncoder {
     pub(crate) fn new(topic: TopicName, stores: Stores) -> Self {
@@ -116,160 +208,165 @@ impl RowEncoder {
             stores,
             raw: 0,
             rows: 0,
-            topics: StringBuilder::new(),
-            partition_id: Int32Builder::new(),
-            log_offset: Int64Builder::new(),
-            append_time: instants(),
-            event_time: instants(),
-            key: StringBuilder::new(),
-            key_bytes: BinaryBuilder::new(),
+            partition_id: Numbers::new(DataType::Int32),
+            log_offset: Numbers::new(DataType::Int64),
+            append_time: Numbers::new(instant()),
+            event_time: Numbers::new(instant()),
+            key: Bytes::default(),
+            key_bytes: Bytes::default(),
             payload: Vec::new(),
-            uri: StringBuilder::new(),
-            offset: Int64Builder::new(),
-            size: Int64Builder::new(),
-            content_type: StringBuilder::new(),
-            checksum: StringBuilder::new(),
-            content_hash: StringBuilder::new(),
-            content_encoding: StringBuilder::new(),
-            content_size: Int64Builder::new(),
-            value: BinaryBuilder::new(),
-            source_name: StringBuilder::new(),
-            source_mtime: instants(),
+            uri: Bytes::default(),
+            offset: Numbers::new(DataType::Int64),
+            size: Numbers::new(DataType::Int64),
+            content_type: Bytes::default(),
+            checksum: Bytes::default(),
+            content_hash: Bytes::default(),
+            content_encoding: Bytes::default(),
+            content_size: Numbers::new(DataType::Int64),
+            value: Bytes::default(),
+            source_name: Bytes::default(),
+            source_mtime: Numbers::new(instant()),
             attributes: Pairs::default(),
-            attribute_values: StringBuilder::new(),
+            attribute_values: Bytes::default(),
             headers: Pairs::default(),
-            header_values: BinaryBuilder::new(),
-            producer_id: Int64Builder::new(),
-            producer_seq: Int64Builder::new(),
-            store: StringBuilder::new(),
-            payload_etag: StringBuilder::new(),
-            payload_version: StringBuilder::new(),
-            producer_epoch: Int32Builder::new(),
-            last: None,
+            header_values: Bytes::default(),
+            producer_id: Numbers::new(DataType::Int64),
+            producer_seq: Numbers::new(DataType::Int64),
+            store: Bytes::default(),
+            payload_etag: Bytes::default(),
+            payload_version: Bytes::default(),
+            producer_epoch: Numbers::new(DataType::Int32),
+            prefix: (String::new(), String::new()),
+            text: String::new(),
         }
     }
 
-    pub(crate) fn push(&mut self, row: &Row) {
+    pub(crate) fn push(&mut self, row: &RowView<'_>) {
         let record = &row.record;
         self.rows += 1;
         self.raw += raw_bytes(row);
-        self.topics.append_value(self.topic.as_str());
-        self.partition_id.append_value(row.partition.0 as i32);
-        self.log_offset.append_value(row.offset.0 as i64);
-        self.append_time.append_value(row.append_time.as_micros());
-        self.event_time.append_option(record.event_time.map(Timestamp::as_micros));
-        let text = record.key.as_deref().map(std::str::from_utf8);
-        self.key.append_option(text.and_then(Result::ok));
-        self.key_bytes.append_option(text.and_then(|text| text.is_err().then_some(record.key.as_deref()).flatten()));
-        self.source_name.append_option(record.source_name.as_deref());
-        self.source_mtime.append_option(record.source_mtime.map(Timestamp::as_micros));
-        self.push_headers(&record.headers);
-        self.producer_id.append_option(row.producer.map(|p| p.id.0 as i64));
-        self.producer_epoch.append_option(row.producer.map(|p| p.epoch.0 as i32));
-        self.producer_seq.append_option(row.producer.map(|p| p.first.0 as i64));
-        match &record.value {
-            Value::Reference(reference) => self.push_reference(reference),
-            Value::Inline { bytes, content_hash } => {
+        self.partition_id.value(row.partition.0 as i32);
+        self.log_offset.value(row.offset.0 as i64);
+        self.append_time.value(row.append_time.as_micros());
+        self.event_time.option(record.event_time.map(Timestamp::as_micros));
+        match record.key.map(|key| std::str::from_utf8(key).map_err(|_| key)) {
+            None => {
+                self.key.null();
+                self.key_bytes.null();
+            }
+            Some(Ok(text)) => {
+                self.key.value(text);
+                self.key_bytes.null();
+            }
+            Some(Err(bytes)) => {
+                self.key.null();
+                self.key_bytes.value(bytes);
+            }
+        }
+        self.source_name.option(record.source_name);
+        self.source_mtime.option(record.source_mtime.map(Timestamp::as_micros));
+        self.push_headers(record.headers);
+        self.producer_id.option(row.producer.map(|p| p.id.0 as i64));
+        self.producer_epoch.option(row.producer.map(|p| p.epoch.0 as i32));
+        self.producer_seq.option(row.producer.map(|p| p.first.0 as i64));
+        match record.value {
+            ValueView::Reference(reference) => self.push_reference(&reference),
+            ValueView::Inline { bytes, content_hash } => {
                 self.push_no_reference();
                 self.push_hash(Some(content_hash));
-                self.content_size.append_value(bytes.len() as i64);
-                self.value.append_value(bytes);
+                self.content_size.value(bytes.len() as i64);
+                self.value.value(bytes);
             }
-            Value::Tombstone => {
+            ValueView::Tombstone => {
                 self.push_no_reference();
                 self.push_hash(None);
-                self.content_size.append_null();
-                self.value.append_null();
+                self.content_size.null();
+                self.value.null();
             }
         }
     }
 
     /// `attributes` has every header whose value is UTF-8. `headers` starts at the first one whose value is not and has all from
     /// there on, so that the order of a mixed list can be told.
-    fn push_headers(&mut self, headers: &[Header]) {
+    fn push_headers(&mut self, headers: &[(&str, &[u8])]) {
         let (attributes, binary) = (self.attributes.names_len(), self.headers.names_len());
         let mut mixed = false;
-        for header in headers {
-            let text = std::str::from_utf8(&header.value);
-            if let Ok(text) = text {
-                self.attributes.names.append_value(&header.name);
-                self.attribute_values.append_value(text);
+        for (name, value) in headers {
+            if let Ok(text) = std::str::from_utf8(value) {
+                self.attributes.names.append_value(name);
+                self.attribute_values.value(text);
             } else {
                 mixed = true;
             }
             if mixed {
-                self.headers.names.append_value(&header.name);
-                self.header_values.append_value(&header.value);
+                self.headers.names.append_value(name);
+                self.header_values.value(value);
             }
         }
         self.attributes.end_row(attributes);
         self.headers.end_row(binary);
     }
 
-    fn push_hash(&mut self, hash: Option<&ContentHash>) {
+    fn push_hash(&mut self, hash: Option<&[u8; 32]>) {
         match hash {
-            None => self.content_hash.append_null(),
-            Some(hash) => {
-                let mut text = [0; 71];
-                hexadecimal(b"BLAKE3:", &hash.0, &mut text);
-                self.content_hash.append_value(std::str::from_utf8(&text).unwrap_or_default());
-            }
+            None => self.content_hash.null(),
+            Some(hash) => hexadecimal::<71>(b"BLAKE3:", hash, |text| self.content_hash.value(text)),
         }
     }
 
     fn push_checksum(&mut self, checksum: Option<Crc32c>) {
         match checksum {
-            None => self.checksum.append_null(),
-            Some(checksum) => {
-                let mut text = [0; 15];
-                hexadecimal(b"CRC32C:", &checksum.0.to_be_bytes(), &mut text);
-                self.checksum.append_value(std::str::from_utf8(&text).unwrap_or_default());
-            }
+            None => self.checksum.null(),
+            Some(crc) => hexadecimal::<15>(b"CRC32C:", &crc.0.to_be_bytes(), |text| self.checksum.value(text)),
         }
     }
 
-    fn push_reference(&mut self, reference: &Reference) {
-        match &self.last {
-            Some((store, key, uri)) if *store == reference.store && *key == reference.key => self.uri.append_value(uri),
-            _ => {
-                let uri = self.stores.uri(&reference.store, &reference.key);
-                self.uri.append_value(&uri);
-                self.last = Some((reference.store.clone(), reference.key.clone(), uri));
-            }
+    fn push_reference(&mut self, reference: &ReferenceView<'_>) {
+        if self.prefix.0 != reference.store {
+            self.prefix = (reference.store.to_owned(), self.stores.uri_prefix(reference.store));
         }
+        self.text.clear();
+        self.text.push_str(&self.prefix.1);
+        self.text.push_str(reference.key);
+        self.uri.value(&self.text);
         self.payload.push(true);
-        self.offset.append_option(reference.offset.map(|offset| offset as i64));
-        self.size.append_value(reference.size as i64);
-        self.content_type.append_option(reference.content_type.as_deref());
+        self.offset.option(reference.offset.map(|offset| offset as i64));
+        self.size.value(reference.size as i64);
+        self.content_type.option(reference.content_type);
         self.push_checksum(reference.checksum);
-        self.push_hash(reference.content_hash.as_ref());
-        self.content_encoding.append_option(match reference.encoding {
+        self.push_hash(reference.content_hash);
+        self.content_encoding.option(match reference.encoding {
             ContentEncoding::Identity => None,
             ContentEncoding::Zstd => Some(ZSTD),
         });
-        self.content_size.append_value(reference.content_size as i64);
-        self.store.append_value(reference.store.as_str());
-        self.payload_etag.append_option(reference.etag.as_deref());
-        self.payload_version.append_option(reference.version.as_deref());
-        self.value.append_null();
+        self.content_size.value(reference.content_size as i64);
+        self.store.value(reference.store);
+        self.payload_etag.option(reference.etag);
+        self.payload_version.option(reference.version);
+        self.value.null();
     }
 
     fn push_no_reference(&mut self) {
         self.payload.push(false);
-        self.uri.append_null();
-        self.offset.append_null();
-        self.size.append_null();
-        self.content_type.append_null();
-        self.checksum.append_null();
-        self.content_encoding.append_null();
-        self.store.append_null();
-        self.payload_etag.append_null();
-        self.payload_version.append_null();
+        self.uri.null();
+        self.offset.null();
+        self.size.null();
+        self.content_type.null();
+        self.checksum.null();
+        self.content_encoding.null();
+        self.store.null();
+        self.payload_etag.null();
+        self.payload_version.null();
     }
 
     /// Rows since the last batch.
     pub(crate) fn rows(&self) -> usize {
         self.rows
+    }
+
+    /// Whether it is time for [`RowEncoder::finish`].
+    pub(crate) fn is_full(&self) -> bool {
+        self.rows >= BATCH_ROWS || self.raw >= BATCH_BYTES
     }
 
     /// Bytes of those rows, before any encoding.
@@ -288,39 +385,39 @@ impl RowEncoder {
         let payload = StructArray::try_new(
             payload_fields,
             vec![
-                Arc::new(self.uri.finish()),
-                Arc::new(self.offset.finish()),
-                Arc::new(self.size.finish()),
-                Arc::new(self.content_type.finish()),
-                Arc::new(self.checksum.finish()),
+                self.uri.finish(),
+                self.offset.finish(),
+                self.size.finish(),
+                self.content_type.finish(),
+                self.checksum.finish(),
             ],
             Some(NullBuffer::from(std::mem::take(&mut self.payload))),
         )?;
-        let attribute_values = Arc::new(self.attribute_values.finish());
-        let header_values = Arc::new(self.header_values.finish());
+        let attribute_values = self.attribute_values.finish();
+        let header_values = self.header_values.finish();
         let columns: Vec<ArrayRef> = vec![
-            Arc::new(self.topics.finish()),
-            Arc::new(self.partition_id.finish()),
-            Arc::new(self.log_offset.finish()),
-            Arc::new(self.append_time.finish()),
-            Arc::new(self.event_time.finish()),
-            Arc::new(self.key.finish()),
-            Arc::new(self.key_bytes.finish()),
+            Arc::new(StringArray::from_iter_values(std::iter::repeat_n(self.topic.as_str(), self.rows))),
+            self.partition_id.finish(),
+            self.log_offset.finish(),
+            self.append_time.finish(),
+            self.event_time.finish(),
+            self.key.finish(),
+            self.key_bytes.finish(),
             Arc::new(payload),
-            Arc::new(self.content_hash.finish()),
-            Arc::new(self.content_encoding.finish()),
-            Arc::new(self.content_size.finish()),
-            Arc::new(self.value.finish()),
-            Arc::new(self.source_name.finish()),
-            Arc::new(self.source_mtime.finish()),
+            self.content_hash.finish(),
+            self.content_encoding.finish(),
+            self.content_size.finish(),
+            self.value.finish(),
+            self.source_name.finish(),
+            self.source_mtime.finish(),
             Arc::new(self.attributes.finish(kind(crate::schema::column::ATTRIBUTES), attribute_values)?),
             Arc::new(self.headers.finish(kind(crate::schema::column::HEADERS), header_values)?),
-            Arc::new(self.producer_id.finish()),
-            Arc::new(self.producer_seq.finish()),
-            Arc::new(self.store.finish()),
-            Arc::new(self.payload_etag.finish()),
-            Arc::new(self.payload_version.finish()),
-            Arc::new(self.producer_epoch.finish()),
+            self.producer_id.finish(),
+            self.producer_seq.finish(),
+            self.store.finish(),
+            self.payload_etag.finish(),
+            self.payload_version.finish(),
+            self.producer_epoch.finish(),
         ];
         self.raw = 0;
         self.rows = 0;
@@ -329,18 +426,14 @@ impl RowEncoder {
 }
 
 /// Bytes of a row before any encoding, about.
-fn raw_bytes(row: &Row) -> usize {
+fn raw_bytes(row: &RowView<'_>) -> usize {
     const FIXED: usize = 160;
     let record = &row.record;
-    let headers: usize = record.headers.iter().map(|h| h.name.len() + h.value.len() + 16).sum();
+    let headers: usize = record.headers.iter().map(|(name, value)| name.len() + value.len() + 16).sum();
     let value = match &record.value {
-        Value::Reference(reference) => 72 + reference.key.as_str().len(),
-        Value::Inline { bytes, .. } => bytes.len() + 71,
-        Value::Tombstone => 0,
+        ValueView::Reference(reference) => 72 + reference.key.len(),
+        ValueView::Inline { bytes, .. } => bytes.len() + 71,
+        ValueView::Tombstone => 0,
     };
-    FIXED
-        + record.key.as_ref().map_or(0, |k| k.len())
-        + record.source_name.as_ref().map_or(0, String::len)
-        + headers
-        + value
+    FIXED + record.key.map_or(0, <[u8]>::len) + record.source_name.map_or(0, str::len) + headers + value
 }

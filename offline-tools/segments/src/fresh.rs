@@ -1,23 +1,39 @@
 //! Sealed segments to fresh files: one for each UTC day of append time that a group of segments has rows of.
+//!
+//! Three stages work at once on one file, with bounded channels between them: *fetch* reads the batches of a pass from journal
+//! objects, *decode* (a blocking thread, [`Decoding`]) makes columns of their records, *encode* (blocking steps of [`Output`]) writes
+//! Parquet and uploads what is finished. A stage that fails closes its channels and thereby ends the others; nothing names the
+//! file, so giving up its upload is all there is to undo.
+//!
+//! In memory at most: two passes of [`PASS_BYTES`](source::PASS_BYTES) as encoded (one being decoded, one being read), with what lies
+//! between their batches up to twice that; one decoded batch (16 MiB); `COLUMNS_AHEAD` + 2 sets of columns of 8 MiB; one row group,
+//! whose rows take [`FRESH_ROW_GROUP_BYTES`]; two upload parts of 8 MiB. A record of 2 MiB can exceed each of the limits by itself.
 
 use crate::{
     CompactError, Compactor,
-    output::Output,
+    decoding::Decoding,
+    output::{Output, Totals},
     source::{self, Placed},
     spans,
     writer::FRESH_ROW_GROUP_BYTES,
 };
 use refstream_format::{
+    batch::EncodedBatch,
     cluster_log::{SealedSegment, TopicState},
     manifest::{DataFile, SegmentSpan, Tier},
 };
-use refstream_types::{SegmentNumber, Timestamp, TopicFolder};
+use refstream_types::{SegmentNumber, Timestamp, TopicFolder, TopicName};
 use std::collections::BTreeMap;
+use tokio::sync::mpsc;
 
 /// Journal bytes of small segments that go into one fresh file.
 const GROUP_BYTES: u64 = 64 << 20;
 /// Segments that go into one fresh file at most.
 const GROUP_SEGMENTS: usize = 256;
+/// Passes that are read while one is decoded.
+const PASSES_AHEAD: usize = 1;
+/// Sets of columns that wait while one is encoded.
+const COLUMNS_AHEAD: usize = 2;
 /// Microseconds of a day.
 pub(crate) const DAY_MICROS: i64 = 86_400_000_000;
 
@@ -85,33 +101,45 @@ impl Compactor {
             return Err(CompactError::Write { uri: folder.to_string(), why: "a day without segments".into() });
         };
         let key = self.metadata.layout().fresh_file(&folder, ends, range, midnight, self.runtime.token());
-        let mut output = Output::new(
-            &self.files,
-            key,
-            Tier::Fresh,
-            (&topic.name, topic.id),
-            self.stores.clone(),
-            (file.spans.iter().map(spans::rows).sum(), FRESH_ROW_GROUP_BYTES),
-        )?;
-        for pass in source::passes(&file.batches) {
-            if let Err(error) = self.copy_pass(&mut output, pass).await {
+        let rows = file.spans.iter().map(spans::rows).sum();
+        let topic = (&topic.name, topic.id);
+        let mut output = Output::new(&self.files, key, Tier::Fresh, topic, (rows, FRESH_ROW_GROUP_BYTES))?;
+        match self.copy(&mut output, topic.0, file.batches).await {
+            Ok(totals) => output.finish(file.spans, totals).await,
+            Err(error) => {
                 output.abandon().await;
-                return Err(error);
+                Err(error)
             }
         }
-        output.finish(file.spans, None).await
     }
 
-    async fn copy_pass(&self, output: &mut Output, pass: &[Placed]) -> Result<(), CompactError> {
-        let batches = source::fetch(&self.metadata, pass).await?;
-        let mut rows = Vec::new();
-        for (placed, batch) in pass.iter().zip(batches) {
-            rows.extend(source::rows(&self.metadata, placed, &batch)?);
-            if rows.len() >= crate::writer::BATCH_ROWS {
-                output.rows(std::mem::take(&mut rows)).await?;
+    /// Writes the rows of `batches`, which are in the order of the file: three stages at once, see the module.
+    async fn copy(&self, output: &mut Output, topic: &TopicName, batches: Vec<Placed>) -> Result<Totals, CompactError> {
+        let (to_decode, passes) = mpsc::channel::<Vec<(Placed, EncodedBatch)>>(PASSES_AHEAD);
+        let (to_encode, mut columns) = mpsc::channel(COLUMNS_AHEAD);
+        let (layout, uri) = (self.metadata.layout().clone(), output.uri().to_owned());
+        let decoding = Decoding::new(layout, uri.clone(), (topic.clone(), self.stores.clone()), to_encode);
+        let decode = tokio::task::spawn_blocking(move || decoding.run(passes));
+        // Each stage owns its ends of the channels: one that fails closes them, upon which the others end.
+        let metadata = &self.metadata;
+        let fetch = async move {
+            for pass in source::passes(&batches) {
+                let Ok(room) = to_decode.reserve().await else { break };
+                let fetched = source::fetch(metadata, pass).await?;
+                room.send(pass.iter().copied().zip(fetched).collect());
             }
-        }
-        output.rows(rows).await
+            Ok::<_, CompactError>(())
+        };
+        let encode = async move {
+            while let Some(columns) = columns.recv().await {
+                output.columns(columns).await?;
+            }
+            Ok::<_, CompactError>(())
+        };
+        let (fetched, decoded, encoded) = tokio::join!(fetch, decode, encode);
+        fetched?;
+        encoded?;
+        decoded.map_err(|error| CompactError::Write { uri, why: error.to_string() })?
     }
 }
 

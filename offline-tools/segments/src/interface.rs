@@ -1,5 +1,6 @@
 //! What others use of this crate, beside [`Compactor`](crate::Compactor) and [`ClosedReader`](crate::ClosedReader).
 
+use refstream_format::batch::RecordView;
 use refstream_journal::ReadError;
 use refstream_types::{Offset, PartitionId, ProducerStamp, Record, SegmentId, SegmentNumber, Timestamp};
 use thiserror::Error;
@@ -17,6 +18,29 @@ pub struct Row {
     pub producer: Option<ProducerStamp>,
     /// The record.
     pub record: Record,
+}
+
+impl Row {
+    /// A view of it; `headers` is room for the list of its headers.
+    pub(crate) fn view<'a>(&'a self, headers: &'a mut Vec<(&'a str, &'a [u8])>) -> RowView<'a> {
+        RowView {
+            partition: self.partition,
+            offset: self.offset,
+            append_time: self.append_time,
+            producer: self.producer,
+            record: RecordView::of(&self.record, headers),
+        }
+    }
+}
+
+/// A [`Row`] whose texts and bytes belong to somebody else.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowView<'a> {
+    pub(crate) partition: PartitionId,
+    pub(crate) offset: Offset,
+    pub(crate) append_time: Timestamp,
+    pub(crate) producer: Option<ProducerStamp>,
+    pub(crate) record: RecordView<'a>,
 }
 
 /// Why a compaction or a read of closed files failed; what was committed stands, trying again is safe.

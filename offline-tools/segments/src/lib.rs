@@ -7,6 +7,7 @@
 
 mod compactor;
 mod decode;
+mod decoding;
 mod digest;
 mod encode;
 mod file;

@@ -1,64 +1,33 @@
-//! A file that is being written: rows or columns in, bytes to the store. Encoding runs on blocking threads, so that a broker
+//! A file that is being written: columns in, bytes to the store. Encoding runs on blocking threads, so that a broker
 //! which compacts beside serving keeps answering.
 
 use crate::{
-    CompactError, Row,
-    digest::RowsDigest,
-    encode::RowEncoder,
-    stores::Stores,
+    CompactError,
     upload::Upload,
-    writer::{BATCH_BYTES, BATCH_ROWS, Description, FileWriter, properties_for, raw_bytes},
+    writer::{Description, FileWriter, properties_for},
 };
 use arrow::array::RecordBatch;
 use refstream_filer_adapter::BlobStore;
 use refstream_format::manifest::{DataFile, SegmentSpan, Tier};
-use refstream_types::{Key, Timestamp, TopicId, TopicName, Value};
+use refstream_types::{Key, Timestamp, TopicId, TopicName};
 use std::sync::Arc;
 
 struct Encoding {
-    encoder: RowEncoder,
     writer: FileWriter,
-    digest: RowsDigest,
-    scratch: Vec<u8>,
     rows: u64,
-    payload_bytes: u64,
-    append_times: Option<(Timestamp, Timestamp)>,
 }
 
-impl Encoding {
-    fn rows(&mut self, rows: &[Row]) -> parquet::errors::Result<()> {
-        for row in rows {
-            self.digest.add_row(row, &mut self.scratch);
-            self.rows += 1;
-            self.payload_bytes += match &row.record.value {
-                Value::Reference(reference) => reference.content_size,
-                Value::Inline { bytes, .. } => bytes.len() as u64,
-                Value::Tombstone => 0,
-            };
-            let (first, last) = self.append_times.get_or_insert((row.append_time, row.append_time));
-            *first = row.append_time.min(*first);
-            *last = row.append_time.max(*last);
-            self.encoder.push(row);
-            if self.encoder.rows() >= BATCH_ROWS || self.encoder.raw() >= BATCH_BYTES {
-                self.columns()?;
-            }
-        }
-        Ok(())
-    }
-
-    fn columns(&mut self) -> parquet::errors::Result<()> {
-        if self.encoder.rows() > 0 {
-            let raw = self.encoder.raw();
-            let batch = self.encoder.finish()?;
-            self.writer.write(&batch, raw)?;
-        }
-        Ok(())
-    }
+/// Rows as columns.
+pub(crate) struct Columns {
+    pub(crate) batch: RecordBatch,
+    /// Bytes of the rows before any encoding, about.
+    pub(crate) raw: usize,
 }
 
-/// What a merge knows of its rows beforehand: the sums over its inputs.
+/// What a file says of its rows: summed up while they are decoded, or over the inputs of a merge.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Totals {
+    pub(crate) rows: u64,
     pub(crate) payload_bytes: u64,
     pub(crate) append_times: (Timestamp, Timestamp),
     pub(crate) digest: [u8; 32],
@@ -80,7 +49,6 @@ impl Output {
         key: Key,
         tier: Tier,
         topic: (&TopicName, TopicId),
-        stores: Stores,
         (rows, group_bytes): (u64, usize),
     ) -> Result<Self, CompactError> {
         let uri = files.uri(&key);
@@ -93,15 +61,7 @@ impl Output {
             topic: topic.0.clone(),
             topic_id: topic.1,
             upload: Upload::new(Arc::clone(files), key),
-            encoding: Some(Box::new(Encoding {
-                encoder: RowEncoder::new(topic.0.clone(), stores),
-                writer,
-                digest: RowsDigest::default(),
-                scratch: Vec::new(),
-                rows: 0,
-                payload_bytes: 0,
-                append_times: None,
-            })),
+            encoding: Some(Box::new(Encoding { writer, rows: 0 })),
         })
     }
 
@@ -135,41 +95,27 @@ impl Output {
         Ok(())
     }
 
-    pub(crate) async fn rows(&mut self, rows: Vec<Row>) -> Result<(), CompactError> {
+    /// Writes rows.
+    pub(crate) async fn columns(&mut self, columns: Columns) -> Result<(), CompactError> {
         self.encode(move |encoding| {
-            encoding.rows(&rows)?;
+            encoding.rows += columns.batch.num_rows() as u64;
+            encoding.writer.write(&columns.batch, columns.raw)?;
             encoding.writer.take_bytes()
         })
         .await
     }
 
-    pub(crate) async fn columns(&mut self, batch: RecordBatch) -> Result<(), CompactError> {
-        self.encode(move |encoding| {
-            encoding.rows += batch.num_rows() as u64;
-            encoding.writer.write(&batch, raw_bytes(&batch))?;
-            encoding.writer.take_bytes()
-        })
-        .await
-    }
-
-    /// Ends the file and makes it visible. `totals` where columns were written.
-    pub(crate) async fn finish(
-        mut self,
-        segments: Vec<SegmentSpan>,
-        totals: Option<Totals>,
-    ) -> Result<DataFile, CompactError> {
+    /// Ends the file and makes it visible.
+    pub(crate) async fn finish(mut self, segments: Vec<SegmentSpan>, totals: Totals) -> Result<DataFile, CompactError> {
         let Some(encoding) = &self.encoding else {
             return Err(self.failed("an earlier step failed"));
         };
         let expected: u64 = segments.iter().map(crate::spans::rows).sum();
-        let totals = totals.unwrap_or(Totals {
-            payload_bytes: encoding.payload_bytes,
-            append_times: encoding.append_times.unwrap_or_default(),
-            digest: encoding.digest.to_bytes(),
-        });
-        // Rows that the encoder still holds are counted already.
-        if expected != encoding.rows || expected == 0 {
-            let why = format!("{} rows were written, the segments have {expected}", encoding.rows);
+        if expected != encoding.rows || expected != totals.rows || expected == 0 {
+            let why = format!(
+                "{} rows were decoded and {} written, the segments have {expected}",
+                totals.rows, encoding.rows
+            );
             self.upload.abandon().await;
             return Err(self.failed(why));
         }
@@ -183,11 +129,7 @@ impl Output {
             digest: totals.digest,
         };
         let said = description.clone();
-        self.encode(move |encoding| {
-            encoding.columns()?;
-            encoding.writer.finish(&said)
-        })
-        .await?;
+        self.encode(move |encoding| encoding.writer.finish(&said)).await?;
         let bytes = match self.upload.finish().await {
             Ok(bytes) => bytes,
             Err(error) => {

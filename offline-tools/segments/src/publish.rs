@@ -5,7 +5,7 @@ use crate::{
     digest::RowsDigest,
     file::{self, OpenFile},
     fresh::{DAY_MICROS, ends},
-    output::{Output, Totals},
+    output::{Columns, Output, Totals},
     reader, spans,
     writer::{BATCH_ROWS, Description, ROW_GROUP_BYTES, metadata, raw_bytes},
 };
@@ -145,6 +145,7 @@ impl Compactor {
         inputs.iter().for_each(|file| digest.add(RowsDigest::from_bytes(file.digest)));
         let times = |pick: fn(&DataFile) -> Timestamp| inputs.iter().map(pick);
         let totals = Totals {
+            rows: segments.iter().map(spans::rows).sum(),
             payload_bytes: inputs.iter().map(|file| file.payload_bytes).sum(),
             append_times: (
                 times(|file| file.append_times.0).min().unwrap_or_default(),
@@ -156,7 +157,7 @@ impl Compactor {
             let description = Description {
                 topic: topic.name.clone(),
                 topic_id: topic.id,
-                rows: segments.iter().map(spans::rows).sum(),
+                rows: totals.rows,
                 segments,
                 payload_bytes: totals.payload_bytes,
                 append_times: totals.append_times,
@@ -164,19 +165,13 @@ impl Compactor {
             };
             return Ok((self.accept(key, found.size, description).await?, false));
         }
-        let mut output = Output::new(
-            &self.files,
-            key.clone(),
-            Tier::Data,
-            (&topic.name, topic.id),
-            self.stores.clone(),
-            (segments.iter().map(spans::rows).sum(), ROW_GROUP_BYTES),
-        )?;
+        let mut output =
+            Output::new(&self.files, key.clone(), Tier::Data, (&topic.name, topic.id), (totals.rows, ROW_GROUP_BYTES))?;
         if let Err(error) = self.merge(&mut output, inputs).await {
             output.abandon().await;
             return Err(error);
         }
-        Ok((output.finish(segments, Some(totals)).await?, true))
+        Ok((output.finish(segments, totals).await?, true))
     }
 
     /// Accepts a file that is there already: it must be the one that the plan describes.
@@ -243,6 +238,7 @@ impl Compactor {
         let batch = concat_batches(&crate::schema::schema(), pending.iter())
             .map_err(|error| CompactError::Write { uri: output.uri().to_owned(), why: error.to_string() })?;
         pending.clear();
-        output.columns(batch).await
+        let raw = raw_bytes(&batch);
+        output.columns(Columns { batch, raw }).await
     }
 }

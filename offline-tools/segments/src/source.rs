@@ -1,20 +1,19 @@
-//! The records of sealed segments, from journal objects, in the order of a file, in bounded memory.
+//! The batches of sealed segments, from journal objects, in the order of a file, in bounded memory.
 //!
 //! A journal object holds batches of many segments, so a segment's batches lie scattered over its slots. They are read in
 //! passes: each takes the next batches in file order up to [`PASS_BYTES`], groups them by object, fetches near ranges of one
-//! object with one request, and hands out the rows batch by batch. A segment of the usual size is one pass, in which each object
-//! is read once.
+//! object with one request, and hands out the batches in file order. One pass is decoded while the next is read.
 
-use crate::{CompactError, Row};
+use crate::CompactError;
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
 use refstream_format::{batch::EncodedBatch, journal::BatchLocation};
 use refstream_journal::{Metadata, ReadError};
-use refstream_types::{ByteRange, Epoch, Offset, ProducerStamp, Sequence, Slot};
+use refstream_types::{ByteRange, Epoch, Slot};
 use std::collections::BTreeMap;
 
 /// Encoded bytes of the batches of one pass at most (a batch has at most 4 MiB).
-const PASS_BYTES: u64 = 64 << 20;
+pub(crate) const PASS_BYTES: u64 = 32 << 20;
 /// Batches with a smaller gap than this between them are fetched with one request.
 const MAX_GAP: u64 = 64 << 10;
 /// Bytes of a request at most.
@@ -110,21 +109,4 @@ pub(crate) async fn fetch(metadata: &Metadata, pass: &[Placed]) -> Result<Vec<En
     let mut in_order: Vec<(usize, EncodedBatch)> = fetched.into_iter().flatten().collect();
     in_order.sort_unstable_by_key(|(at, _)| *at);
     Ok(in_order.into_iter().map(|(_, batch)| batch).collect())
-}
-
-/// The rows of one batch.
-pub(crate) fn rows(metadata: &Metadata, placed: &Placed, batch: &EncodedBatch) -> Result<Vec<Row>, CompactError> {
-    let (epoch, location) = placed;
-    let records = batch.decode().map_err(|error| {
-        CompactError::Read(ReadError::Damaged { key: metadata.layout().journal(*epoch, location.slot), error })
-    })?;
-    let producer = batch.header().producer;
-    let rows = (0_u64..).zip(records).map(|(at, record)| Row {
-        partition: location.partition,
-        offset: Offset(location.base_offset.0 + at),
-        append_time: location.append_time,
-        producer: producer.map(|stamp| ProducerStamp { first: Sequence(stamp.first.0 + at), ..stamp }),
-        record,
-    });
-    Ok(rows.collect())
 }

@@ -23,12 +23,10 @@ impl Stores {
         Self(Arc::new(stores))
     }
 
-    /// The absolute URI of an object.
-    pub(crate) fn uri(&self, store: &StoreName, key: &Key) -> String {
-        match self.0.get(store) {
-            Some(known) => known.uri(key),
-            None => format!("{UNKNOWN_SCHEME}{store}/{key}"),
-        }
+    /// What the absolute URIs of a store's objects start with; the key follows as it is.
+    pub(crate) fn uri_prefix(&self, store: &str) -> String {
+        let known = store.parse().ok().and_then(|name: StoreName| self.0.get(&name));
+        known.and_then(|known| prefix(known.as_ref())).unwrap_or_else(|| format!("{UNKNOWN_SCHEME}{store}/"))
     }
 
     /// The key in `store` that `uri` names: what follows the store's own prefix, or where the file was written with another
@@ -46,7 +44,7 @@ impl Stores {
     }
 }
 
-/// What all URIs of a store start with.
+/// What all URIs of a store start with, as [`BlobStore::uri`] promises.
 fn prefix(store: &dyn BlobStore) -> Option<String> {
     const PROBE: &str = "x";
     let uri = store.uri(&PROBE.parse().ok()?);

@@ -313,8 +313,8 @@ pub fn record_batches(
     let mut encoder = RowEncoder::new(topic.clone(), Stores::new(stores.clone()));
     let mut batches = Vec::new();
     for row in rows {
-        encoder.push(row);
-        if encoder.rows() >= BATCH_ROWS || encoder.raw() >= BATCH_BYTES {
+        encoder.push(&row.view(&mut Vec::new()));
+        if encoder.is_full() {
             batches.push(encoder.finish()?);
         }
     }

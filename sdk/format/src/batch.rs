@@ -48,8 +48,10 @@ mod builder;
 mod record;
 #[cfg(test)]
 mod tests;
+mod view;
 
 pub use builder::{BatchBuilder, PushError};
+pub use view::{BatchDecoder, RecordView, ReferenceView, ValueView};
 
 use crate::{
     DecodeError, crc32c,
@@ -209,15 +211,12 @@ impl EncodedBatch {
     pub fn bytes(&self) -> &Bytes {
         &self.bytes
     }
-    /// The records, in order; their number is the header's.
+    /// The records, in order; their number is the header's. See [`BatchDecoder`] for many batches.
     ///
     /// # Errors
     /// When the body is not what a [`BatchBuilder`] makes.
     pub fn decode(&self) -> Result<Vec<Record>, DecodeError> {
-        let header = self.full_header()?;
-        let stored = self.bytes.slice(BATCH_HEADER_BYTES..);
-        let body = if header.codec == CODEC_ZSTD { decompress(&stored, header.decoded as usize)? } else { stored };
-        record::decode_body(body, &header.public)
+        BatchDecoder::new().records(self)
     }
     /// Stamps the batch with a producer's identity; only the header and its checksum are written again.
     #[must_use]
@@ -242,19 +241,4 @@ impl EncodedBatch {
     fn full_header(&self) -> Result<FullHeader, DecodeError> {
         FullHeader::decode(&mut Reader::new(self.bytes.clone(), "batch header"))
     }
-}
-
-/// Decompresses one zstd frame that says itself that it holds `length` bytes.
-fn decompress(stored: &[u8], length: usize) -> Result<Bytes, DecodeError> {
-    let error = |why: String| DecodeError { what: "batch body", at: BATCH_HEADER_BYTES, why };
-    match zstd::zstd_safe::get_frame_content_size(stored) {
-        Ok(Some(size)) if size == length as u64 => {}
-        Ok(size) => return Err(error(format!("the zstd frame holds {size:?} bytes, {length} announced"))),
-        Err(_) => return Err(error("no zstd frame".into())),
-    }
-    let decoded = zstd::bulk::decompress(stored, length).map_err(|why| error(format!("zstd: {why}")))?;
-    if decoded.len() != length {
-        return Err(error(format!("the zstd frame gave {} bytes, {length} announced", decoded.len())));
-    }
-    Ok(decoded.into())
 }

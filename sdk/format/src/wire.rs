@@ -96,42 +96,48 @@ impl Writer {
 
 /// Takes primitive values from a buffer; never reads past its end.
 #[derive(Clone, Debug)]
-pub(crate) struct Reader {
-    bytes: Bytes,
+pub(crate) struct Reader<B = Bytes> {
+    bytes: B,
     at: usize,
     what: &'static str,
 }
 
-impl Reader {
-    pub(crate) fn new(bytes: Bytes, what: &'static str) -> Self {
+impl<B: AsRef<[u8]>> Reader<B> {
+    pub(crate) fn new(bytes: B, what: &'static str) -> Self {
         Self { bytes, at: 0, what }
     }
     pub(crate) fn at(&self) -> usize {
         self.at
     }
     pub(crate) fn remaining(&self) -> usize {
-        self.bytes.len() - self.at
+        self.bytes.as_ref().len() - self.at
     }
     /// An error at the current position.
     pub(crate) fn error(&self, why: impl Into<String>) -> DecodeError {
         DecodeError { what: self.what, at: self.at, why: why.into() }
     }
-    /// The next `count` bytes, sharing the buffer.
-    pub(crate) fn take(&mut self, count: usize) -> Result<Bytes, DecodeError> {
+    /// Passes over `count` bytes; returns where they start.
+    pub(crate) fn skip(&mut self, count: usize) -> Result<usize, DecodeError> {
         if count > self.remaining() {
             return Err(self.error(format!("truncated: {count} bytes wanted, {} left", self.remaining())));
         }
-        let taken = self.bytes.slice(self.at..self.at + count);
+        let start = self.at;
         self.at += count;
-        Ok(taken)
+        Ok(start)
+    }
+    /// Passes over a varint length of at most `limit` and that many bytes; returns where the bytes are.
+    pub(crate) fn skip_bytes(&mut self, limit: usize) -> Result<std::ops::Range<usize>, DecodeError> {
+        let length = self.varint()?;
+        if length > limit as u64 {
+            return Err(self.error(format!("length {length} exceeds the limit {limit}")));
+        }
+        let start = self.skip(length as usize)?;
+        Ok(start..self.at)
     }
     pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
-        if N > self.remaining() {
-            return Err(self.error(format!("truncated: {N} bytes wanted, {} left", self.remaining())));
-        }
+        let start = self.skip(N)?;
         let mut array = [0; N];
-        array.copy_from_slice(&self.bytes[self.at..self.at + N]);
-        self.at += N;
+        array.copy_from_slice(&self.bytes.as_ref()[start..start + N]);
         Ok(array)
     }
     pub(crate) fn u8(&mut self) -> Result<u8, DecodeError> {
@@ -178,17 +184,10 @@ impl Reader {
             _ => Err(self.error("a time outside the years 1 to 9999")),
         }
     }
-    /// A varint length of at most `limit`, then that many bytes.
-    pub(crate) fn bytes(&mut self, limit: usize) -> Result<Bytes, DecodeError> {
-        let length = self.varint()?;
-        if length > limit as u64 {
-            return Err(self.error(format!("length {length} exceeds the limit {limit}")));
-        }
-        self.take(length as usize)
-    }
     pub(crate) fn text(&mut self, limit: usize) -> Result<String, DecodeError> {
-        let bytes = self.bytes(limit)?;
-        String::from_utf8(bytes.into()).map_err(|_| self.error("text is not UTF-8"))
+        let range = self.skip_bytes(limit)?;
+        let text = std::str::from_utf8(&self.bytes.as_ref()[range]).map(str::to_owned);
+        text.map_err(|_| self.error("text is not UTF-8"))
     }
     /// Text that parses as a `T`.
     pub(crate) fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(
@@ -218,21 +217,25 @@ impl Reader {
         limit: usize,
         mut read: impl FnMut(&mut Self) -> Result<T, DecodeError>,
     ) -> Result<Vec<T>, DecodeError> {
+        let mut items = Vec::new();
+        for _ in 0..self.count(limit)? {
+            items.push(read(self)?);
+        }
+        Ok(items)
+    }
+    /// How many items follow: at most `limit`, and at most as many as bytes are left.
+    pub(crate) fn count(&mut self, limit: usize) -> Result<u64, DecodeError> {
         let count = self.varint()?;
         if count > limit as u64 || count > self.remaining() as u64 {
             return Err(
                 self.error(format!("count {count} exceeds the limit {limit} or the {} bytes left", self.remaining()))
             );
         }
-        let mut items = Vec::new();
-        for _ in 0..count {
-            items.push(read(self)?);
-        }
-        Ok(items)
+        Ok(count)
     }
     /// Checks the CRC32C that follows the bytes from `from` to here.
     pub(crate) fn verify_from(&mut self, from: usize) -> Result<(), DecodeError> {
-        let actual = crc32c(&self.bytes[from..self.at]);
+        let actual = crc32c(&self.bytes.as_ref()[from..self.at]);
         let at = self.at;
         let stored = Crc32c(self.u32()?);
         if actual == stored {
@@ -261,6 +264,14 @@ impl Reader {
     /// Checks that nothing is left.
     pub(crate) fn end(&self) -> Result<(), DecodeError> {
         if self.remaining() == 0 { Ok(()) } else { Err(self.error(format!("{} bytes too many", self.remaining()))) }
+    }
+}
+
+impl Reader {
+    /// The next `count` bytes, sharing the buffer.
+    pub(crate) fn take(&mut self, count: usize) -> Result<Bytes, DecodeError> {
+        let start = self.skip(count)?;
+        Ok(self.bytes.slice(start..self.at))
     }
 }
 

@@ -49,6 +49,29 @@ impl Key {
         &self.0
     }
 
+    /// Checks that a text can be a key, without making one.
+    ///
+    /// # Errors
+    /// Says what is wrong with it.
+    pub fn check(key: &str) -> Result<(), KeyError> {
+        let refuse = |why| Err(KeyError { key: key.chars().take(80).collect(), why });
+        if key.is_empty() {
+            return refuse("it is empty");
+        }
+        if key.len() > MAX_KEY_BYTES {
+            return refuse("it is longer than 1024 bytes");
+        }
+        // Nearly all keys are plain ASCII, which is told without decoding characters.
+        let plain = key.bytes().all(|byte| (b' '..=b'~').contains(&byte));
+        if !plain && key.chars().any(char::is_control) {
+            return refuse("it has a control character");
+        }
+        if key.split('/').any(|part| matches!(part, "" | "." | "..")) {
+            return refuse("a part between slashes is empty, . or ..");
+        }
+        Ok(())
+    }
+
     fn made(text: String) -> Self {
         debug_assert!(text.parse::<Self>().is_ok(), "{text}");
         Self(text.into())
@@ -58,19 +81,7 @@ impl Key {
 impl FromStr for Key {
     type Err = KeyError;
     fn from_str(key: &str) -> Result<Self, KeyError> {
-        let refuse = |why| Err(KeyError { key: key.chars().take(80).collect(), why });
-        if key.is_empty() {
-            return refuse("it is empty");
-        }
-        if key.len() > MAX_KEY_BYTES {
-            return refuse("it is longer than 1024 bytes");
-        }
-        if key.chars().any(char::is_control) {
-            return refuse("it has a control character");
-        }
-        if key.split('/').any(|part| matches!(part, "" | "." | "..")) {
-            return refuse("a part between slashes is empty, . or ..");
-        }
+        Self::check(key)?;
         Ok(Self(key.into()))
     }
 }

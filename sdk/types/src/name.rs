@@ -80,11 +80,18 @@ macro_rules! name {
             pub fn as_str(&self) -> &str {
                 &self.0
             }
+            /// Checks that a text can be such a name, without making one.
+            ///
+            /// # Errors
+            /// Says what is wrong with it.
+            pub fn check(name: &str) -> Result<(), InvalidName> {
+                check($what, name, $max)
+            }
         }
         impl FromStr for $name {
             type Err = InvalidName;
             fn from_str(name: &str) -> Result<Self, InvalidName> {
-                check($what, name, $max)?;
+                Self::check(name)?;
                 Ok(Self(name.into()))
             }
         }

@@ -82,19 +82,33 @@ impl Reference {
     /// # Errors
     /// Says which rule is broken: the range overflows, or an unencoded payload has two sizes.
     pub fn validate(&self) -> Result<(), InvalidReference> {
-        let invalid = |why| Err(InvalidReference { store: self.store.clone(), key: self.key.clone(), why });
-        if self.range().end().is_none_or(|end| end > i64::MAX as u64) {
-            return invalid("offset + size exceeds 2^63 - 1");
+        let verifiable = self.content_hash.is_some() || self.etag.is_some() || self.version.is_some();
+        match Self::contradiction(self.range(), self.content_size, self.encoding, verifiable) {
+            None => Ok(()),
+            Some(why) => Err(InvalidReference { store: self.store.clone(), key: self.key.clone(), why }),
         }
-        if self.content_size > i64::MAX as u64 {
-            return invalid("content_size exceeds 2^63 - 1");
+    }
+
+    /// What contradicts itself in a reference of these parts, if anything does. `verifiable`: it has a content hash, or pins an
+    /// etag or a version.
+    pub fn contradiction(
+        range: ByteRange,
+        content_size: u64,
+        encoding: ContentEncoding,
+        verifiable: bool,
+    ) -> Option<&'static str> {
+        if range.end().is_none_or(|end| end > i64::MAX as u64) {
+            return Some("offset + size exceeds 2^63 - 1");
         }
-        if self.encoding == ContentEncoding::Identity && self.content_size != self.size {
-            return invalid("size and content_size differ although the payload is stored as given");
+        if content_size > i64::MAX as u64 {
+            return Some("content_size exceeds 2^63 - 1");
         }
-        if self.content_hash.is_none() && self.etag.is_none() && self.version.is_none() {
-            return invalid("neither a content hash nor a pinned etag or version: nothing could verify it");
+        if encoding == ContentEncoding::Identity && content_size != range.length {
+            return Some("size and content_size differ although the payload is stored as given");
         }
-        Ok(())
+        if !verifiable {
+            return Some("neither a content hash nor a pinned etag or version: nothing could verify it");
+        }
+        None
     }
 }

@@ -210,3 +210,29 @@ fn a_small_bomb_stays_small() {
     let error = forged(1_100, CODEC_ZSTD, &stored, headers.len()).unwrap().decode().unwrap_err();
     assert!(error.why.contains("memory"), "{error}");
 }
+
+#[test]
+fn one_decoder_takes_batch_after_batch_and_stops_where_it_is_told() {
+    let long = built(&(0..100).map(|n| inline(vec![n; 500])).collect::<Vec<_>>());
+    let (broken, short) = (forged(2, CODEC_NONE, &body(&[0, 3 << 5]), 5).unwrap(), built(&[packed(1)]));
+    let mut decoder = BatchDecoder::new();
+    let mut seen = |batch: &EncodedBatch, stop_at: usize| {
+        let mut count = 0;
+        let done = decoder.each(batch, |record| {
+            let views = [packed(1), Record::new(Value::Tombstone)];
+            let known = views.iter().any(|known| RecordView::of(known, &mut Vec::new()) == record);
+            count += 1;
+            match record.value {
+                _ if count > stop_at => Err(DecodeError { what: "test", at: 0, why: "enough".into() }),
+                ValueView::Inline { bytes, .. } if bytes.len() == 500 => Ok(()),
+                _ if known => Ok(()),
+                other => panic!("{other:?}"),
+            }
+        });
+        (count, done.map_err(|error| error.why))
+    };
+    assert_eq!(seen(&long, 1_000), (100, Ok(())));
+    assert_eq!(seen(&broken, 1_000), (1, Err("the kind of value 3 is unknown".into())));
+    assert_eq!(seen(&short, 1_000), (1, Ok(())));
+    assert_eq!(seen(&long, 7), (8, Err("enough".into())));
+}
