@@ -2,11 +2,12 @@
 
 use crate::{
     CompactError,
-    digest::RowsDigest,
+    digest::RowsHasher,
     encode::RowEncoder,
     interface::RowView,
-    output::{Columns, Totals},
+    output::{Columns, Step, Totals},
     source::Placed,
+    spans::Run,
     stores::Stores,
 };
 use arrow::error::ArrowError;
@@ -18,8 +19,9 @@ use refstream_journal::ReadError;
 use refstream_types::{Layout, Offset, ProducerStamp, Sequence, Timestamp, TopicName};
 use tokio::sync::mpsc;
 
-/// Why a stage ends before its input does.
+/// Why the stage ends before its input does.
 enum Stop {
+    /// The batch at hand is damaged.
     Damaged(DecodeError),
     Columns(ArrowError),
     /// Nobody takes the columns any more: the stage behind has failed, and says why.
@@ -39,31 +41,30 @@ pub(crate) struct Decoding {
     uri: String,
     decoder: BatchDecoder,
     rows: Rows,
-    out: mpsc::Sender<Columns>,
+    out: mpsc::Sender<Step>,
 }
 
 /// What was made of the rows so far.
 struct Rows {
     encoder: RowEncoder,
-    digest: RowsDigest,
-    scratch: Vec<u8>,
+    hasher: RowsHasher,
     count: u64,
     payload_bytes: u64,
     append_times: Option<(Timestamp, Timestamp)>,
 }
 
 impl Decoding {
-    /// Columns go to `out`.
+    /// For a file of these runs; columns go to `out`.
     pub(crate) fn new(
         layout: Layout,
         uri: String,
+        runs: Vec<Run>,
         (topic, stores): (TopicName, Stores),
-        out: mpsc::Sender<Columns>,
+        out: mpsc::Sender<Step>,
     ) -> Self {
         let rows = Rows {
             encoder: RowEncoder::new(topic, stores),
-            digest: RowsDigest::default(),
-            scratch: Vec::new(),
+            hasher: RowsHasher::new(runs),
             count: 0,
             payload_bytes: 0,
             append_times: None,
@@ -71,30 +72,35 @@ impl Decoding {
         Self { layout, uri, decoder: BatchDecoder::new(), rows, out }
     }
 
-    /// Decodes passes until there are no more of them; ends early, without an error, when nobody takes the columns any more.
-    pub(crate) fn run(
-        mut self,
-        mut passes: mpsc::Receiver<Vec<(Placed, EncodedBatch)>>,
-    ) -> Result<Totals, CompactError> {
+    /// Decodes passes until there are no more of them, then sends the end; stops early, without an error, when nobody takes the
+    /// columns any more.
+    pub(crate) fn run(mut self, mut passes: mpsc::Receiver<Vec<(Placed, EncodedBatch)>>) -> Result<(), CompactError> {
         while let Some(pass) = passes.blocking_recv() {
             for (placed, batch) in pass {
-                match self.batch(&placed, &batch) {
-                    Ok(()) => {}
-                    Err(Stop::Closed) => return Ok(self.totals()),
-                    Err(Stop::Columns(error)) => {
-                        return Err(CompactError::Write { uri: self.uri, why: error.to_string() });
-                    }
-                    Err(Stop::Damaged(error)) => {
-                        let key = self.layout.journal(placed.0, placed.1.slot);
-                        return Err(ReadError::Damaged { key, error }.into());
-                    }
+                let done = self.batch(&placed, &batch);
+                if let Err(stop) = done {
+                    return self.stopped(stop, &placed);
                 }
             }
         }
-        match self.rows.send(&self.out) {
-            Err(Stop::Columns(error)) => Err(CompactError::Write { uri: self.uri, why: error.to_string() }),
-            _ => Ok(self.totals()),
+        match self.rows.end(&self.out) {
+            Err(Stop::Columns(error)) => Err(self.failed(&error)),
+            _ => Ok(()),
         }
+    }
+
+    fn stopped(&self, stop: Stop, placed: &Placed) -> Result<(), CompactError> {
+        match stop {
+            Stop::Closed => Ok(()),
+            Stop::Columns(error) => Err(self.failed(&error)),
+            Stop::Damaged(error) => {
+                Err(ReadError::Damaged { key: self.layout.journal(placed.0, placed.1.slot), error }.into())
+            }
+        }
+    }
+
+    fn failed(&self, error: &ArrowError) -> CompactError {
+        CompactError::Write { uri: self.uri.clone(), why: error.to_string() }
     }
 
     fn batch(&mut self, (_, location): &Placed, batch: &EncodedBatch) -> Result<(), Stop> {
@@ -113,20 +119,11 @@ impl Decoding {
             if self.rows.encoder.is_full() { self.rows.send(&self.out) } else { Ok(()) }
         })
     }
-
-    fn totals(&self) -> Totals {
-        Totals {
-            rows: self.rows.count,
-            payload_bytes: self.rows.payload_bytes,
-            append_times: self.rows.append_times.unwrap_or_default(),
-            digest: self.rows.digest.to_bytes(),
-        }
-    }
 }
 
 impl Rows {
     fn push(&mut self, row: &RowView<'_>) {
-        self.digest.add_view(row, &mut self.scratch);
+        self.hasher.add(row);
         self.count += 1;
         self.payload_bytes += payload_bytes(&row.record);
         let (first, last) = self.append_times.get_or_insert((row.append_time, row.append_time));
@@ -135,13 +132,24 @@ impl Rows {
         self.encoder.push(row);
     }
 
-    fn send(&mut self, out: &mpsc::Sender<Columns>) -> Result<(), Stop> {
+    fn send(&mut self, out: &mpsc::Sender<Step>) -> Result<(), Stop> {
         if self.encoder.rows() == 0 {
             return Ok(());
         }
         let raw = self.encoder.raw();
         let batch = self.encoder.finish().map_err(Stop::Columns)?;
-        out.blocking_send(Columns { batch, raw }).map_err(|_| Stop::Closed)
+        out.blocking_send(Step::Columns(Columns { batch, raw })).map_err(|_| Stop::Closed)
+    }
+
+    fn end(&mut self, out: &mpsc::Sender<Step>) -> Result<(), Stop> {
+        self.send(out)?;
+        let totals = Totals {
+            rows: self.count,
+            payload_bytes: self.payload_bytes,
+            append_times: self.append_times.unwrap_or_default(),
+            digest: self.hasher.finish().to_bytes(),
+        };
+        out.blocking_send(Step::End(totals)).map_err(|_| Stop::Closed)
     }
 }
 

@@ -1,8 +1,8 @@
 //! Sealed segments to fresh files: one for each UTC day of append time that a group of segments has rows of.
 //!
 //! Three stages work at once on one file, with bounded channels between them: *fetch* reads the batches of a pass from journal
-//! objects, *decode* (a blocking thread, [`Decoding`]) makes columns of their records, *encode* (blocking steps of [`Output`]) writes
-//! Parquet and uploads what is finished. A stage that fails closes its channels and thereby ends the others; nothing names the
+//! objects, *decode* (a blocking thread, [`Decoding`]) makes columns of their records, *encode* (another one, [`Output`]) writes
+//! Parquet, while what is finished is uploaded. A stage that fails closes its channels and thereby ends the others; nothing names the
 //! file, so giving up its upload is all there is to undo.
 //!
 //! In memory at most: two passes of [`PASS_BYTES`](source::PASS_BYTES) as encoded (one being decoded, one being read), with what lies
@@ -12,7 +12,7 @@
 use crate::{
     CompactError, Compactor,
     decoding::Decoding,
-    output::{Output, Totals},
+    output::Output,
     source::{self, Placed},
     spans,
     writer::FRESH_ROW_GROUP_BYTES,
@@ -22,7 +22,7 @@ use refstream_format::{
     cluster_log::{SealedSegment, TopicState},
     manifest::{DataFile, SegmentSpan, Tier},
 };
-use refstream_types::{SegmentNumber, Timestamp, TopicFolder, TopicName};
+use refstream_types::{SegmentNumber, Timestamp, TopicFolder};
 use std::collections::BTreeMap;
 use tokio::sync::mpsc;
 
@@ -101,27 +101,14 @@ impl Compactor {
             return Err(CompactError::Write { uri: folder.to_string(), why: "a day without segments".into() });
         };
         let key = self.metadata.layout().fresh_file(&folder, ends, range, midnight, self.runtime.token());
-        let rows = file.spans.iter().map(spans::rows).sum();
-        let topic = (&topic.name, topic.id);
-        let mut output = Output::new(&self.files, key, Tier::Fresh, topic, (rows, FRESH_ROW_GROUP_BYTES))?;
-        match self.copy(&mut output, topic.0, file.batches).await {
-            Ok(totals) => output.finish(file.spans, totals).await,
-            Err(error) => {
-                output.abandon().await;
-                Err(error)
-            }
-        }
-    }
-
-    /// Writes the rows of `batches`, which are in the order of the file: three stages at once, see the module.
-    async fn copy(&self, output: &mut Output, topic: &TopicName, batches: Vec<Placed>) -> Result<Totals, CompactError> {
         let (to_decode, passes) = mpsc::channel::<Vec<(Placed, EncodedBatch)>>(PASSES_AHEAD);
-        let (to_encode, mut columns) = mpsc::channel(COLUMNS_AHEAD);
-        let (layout, uri) = (self.metadata.layout().clone(), output.uri().to_owned());
-        let decoding = Decoding::new(layout, uri.clone(), (topic.clone(), self.stores.clone()), to_encode);
+        let (to_encode, columns) = mpsc::channel(COLUMNS_AHEAD);
+        let (layout, uri) = (self.metadata.layout().clone(), self.files.uri(&key));
+        let names = (topic.name.clone(), self.stores.clone());
+        let decoding = Decoding::new(layout, uri.clone(), spans::runs(&file.spans), names, to_encode);
         let decode = tokio::task::spawn_blocking(move || decoding.run(passes));
         // Each stage owns its ends of the channels: one that fails closes them, upon which the others end.
-        let metadata = &self.metadata;
+        let (metadata, batches) = (&self.metadata, file.batches);
         let fetch = async move {
             for pass in source::passes(&batches) {
                 let Ok(room) = to_decode.reserve().await else { break };
@@ -130,16 +117,19 @@ impl Compactor {
             }
             Ok::<_, CompactError>(())
         };
-        let encode = async move {
-            while let Some(columns) = columns.recv().await {
-                output.columns(columns).await?;
-            }
-            Ok::<_, CompactError>(())
+        let output = Output {
+            key,
+            tier: Tier::Fresh,
+            topic: (topic.name.clone(), topic.id),
+            segments: file.spans,
+            group_bytes: FRESH_ROW_GROUP_BYTES,
         };
-        let (fetched, decoded, encoded) = tokio::join!(fetch, decode, encode);
+        let (fetched, decoded, written) = tokio::join!(fetch, decode, output.write(&self.files, columns));
+        // The first stage that failed says why; what the others say follows from that.
         fetched?;
-        encoded?;
-        decoded.map_err(|error| CompactError::Write { uri, why: error.to_string() })?
+        let failed = |why: String| CompactError::Write { uri: uri.clone(), why };
+        decoded.map_err(|error| failed(error.to_string()))??;
+        written?.ok_or_else(|| failed("its rows ended too early".into()))
     }
 }
 

@@ -1,21 +1,23 @@
-//! A file that is being written: columns in, bytes to the store. Encoding runs on blocking threads, so that a broker
-//! which compacts beside serving keeps answering.
+//! A file that is being written: columns in, bytes to the store. Encoding has a blocking thread of its own, so that a broker which
+//! compacts beside serving keeps answering, and so that reading, encoding and uploading go on at once.
+//!
+//! Nothing is visible before the end. Where the input stops without an [`Step::End`], or a stage fails, the upload is given up.
 
 use crate::{
-    CompactError,
+    CompactError, spans,
     upload::Upload,
     writer::{Description, FileWriter, properties_for},
 };
 use arrow::array::RecordBatch;
+use parquet::errors::ParquetError;
 use refstream_filer_adapter::BlobStore;
 use refstream_format::manifest::{DataFile, SegmentSpan, Tier};
 use refstream_types::{Key, Timestamp, TopicId, TopicName};
 use std::sync::Arc;
+use tokio::sync::mpsc;
 
-struct Encoding {
-    writer: FileWriter,
-    rows: u64,
-}
+/// Finished pieces of a file (row groups at most) that wait for their upload.
+const PIECES_AHEAD: usize = 1;
 
 /// Rows as columns.
 pub(crate) struct Columns {
@@ -33,116 +35,92 @@ pub(crate) struct Totals {
     pub(crate) digest: [u8; 32],
 }
 
+/// What a file is made of, in order.
+pub(crate) enum Step {
+    /// Its next rows.
+    Columns(Columns),
+    /// There are no more: these are the totals of all of them.
+    End(Totals),
+}
+
+/// The file to be.
 pub(crate) struct Output {
-    uri: String,
-    key: Key,
-    tier: Tier,
-    topic: TopicName,
-    topic_id: TopicId,
-    upload: Upload,
-    encoding: Option<Box<Encoding>>,
+    pub(crate) key: Key,
+    pub(crate) tier: Tier,
+    pub(crate) topic: (TopicName, TopicId),
+    pub(crate) segments: Vec<SegmentSpan>,
+    /// Bytes of a row group's rows at most, before any encoding.
+    pub(crate) group_bytes: usize,
 }
 
 impl Output {
-    pub(crate) fn new(
+    /// Writes `input` and makes the file visible; `None` when `input` ended too early, of which its other end knows why.
+    pub(crate) async fn write(
+        self,
         files: &Arc<dyn BlobStore>,
-        key: Key,
-        tier: Tier,
-        topic: (&TopicName, TopicId),
-        (rows, group_bytes): (u64, usize),
-    ) -> Result<Self, CompactError> {
-        let uri = files.uri(&key);
-        let writer = FileWriter::new(properties_for(rows), group_bytes)
-            .map_err(|error| CompactError::Write { uri: uri.clone(), why: error.to_string() })?;
-        Ok(Self {
-            uri,
-            key: key.clone(),
-            tier,
-            topic: topic.0.clone(),
-            topic_id: topic.1,
-            upload: Upload::new(Arc::clone(files), key),
-            encoding: Some(Box::new(Encoding { writer, rows: 0 })),
-        })
-    }
-
-    pub(crate) fn uri(&self) -> &str {
-        &self.uri
-    }
-
-    fn failed(&self, why: impl ToString) -> CompactError {
-        CompactError::Write { uri: self.uri.clone(), why: why.to_string() }
-    }
-
-    /// Runs `work` on a blocking thread and uploads the bytes that it finished.
-    async fn encode(
-        &mut self,
-        work: impl FnOnce(&mut Encoding) -> parquet::errors::Result<Vec<u8>> + Send + 'static,
-    ) -> Result<(), CompactError> {
-        let Some(mut encoding) = self.encoding.take() else {
-            return Err(self.failed("an earlier step failed"));
-        };
-        let ran = tokio::task::spawn_blocking(move || {
-            let bytes = work(&mut encoding);
-            (encoding, bytes)
-        });
-        let (encoding, bytes) = ran.await.map_err(|error| self.failed(error))?;
-        let bytes = bytes.map_err(|error| self.failed(error))?;
-        self.encoding = Some(encoding);
-        if let Err(error) = self.upload.push(&bytes).await {
-            self.upload.abandon().await;
-            return Err(error.into());
-        }
-        Ok(())
-    }
-
-    /// Writes rows.
-    pub(crate) async fn columns(&mut self, columns: Columns) -> Result<(), CompactError> {
-        self.encode(move |encoding| {
-            encoding.rows += columns.batch.num_rows() as u64;
-            encoding.writer.write(&columns.batch, columns.raw)?;
-            encoding.writer.take_bytes()
-        })
-        .await
-    }
-
-    /// Ends the file and makes it visible.
-    pub(crate) async fn finish(mut self, segments: Vec<SegmentSpan>, totals: Totals) -> Result<DataFile, CompactError> {
-        let Some(encoding) = &self.encoding else {
-            return Err(self.failed("an earlier step failed"));
-        };
-        let expected: u64 = segments.iter().map(crate::spans::rows).sum();
-        if expected != encoding.rows || expected != totals.rows || expected == 0 {
-            let why = format!(
-                "{} rows were decoded and {} written, the segments have {expected}",
-                totals.rows, encoding.rows
-            );
-            self.upload.abandon().await;
-            return Err(self.failed(why));
-        }
-        let description = Description {
-            topic: self.topic.clone(),
-            topic_id: self.topic_id,
-            segments,
-            rows: expected,
-            payload_bytes: totals.payload_bytes,
-            append_times: totals.append_times,
-            digest: totals.digest,
-        };
-        let said = description.clone();
-        self.encode(move |encoding| encoding.writer.finish(&said)).await?;
-        let bytes = match self.upload.finish().await {
-            Ok(bytes) => bytes,
-            Err(error) => {
-                self.upload.abandon().await;
-                return Err(error.into());
+        input: mpsc::Receiver<Step>,
+    ) -> Result<Option<DataFile>, CompactError> {
+        let (uri, key, tier) = (files.uri(&self.key), self.key.clone(), self.tier);
+        let (finished, mut pieces) = mpsc::channel(PIECES_AHEAD);
+        let encode = tokio::task::spawn_blocking(move || self.encode(input, &finished));
+        let mut upload = Upload::new(Arc::clone(files), key.clone());
+        let written = async {
+            while let Some(piece) = pieces.recv().await {
+                upload.push(&piece).await?;
             }
+            let failed = |why: String| CompactError::Write { uri: uri.clone(), why };
+            let encoded = encode.await.map_err(|error| failed(error.to_string()))?;
+            let Some(description) = encoded.map_err(|error| failed(error.to_string()))? else { return Ok(None) };
+            let bytes = upload.finish().await?;
+            Ok(Some(description.into_file(key, tier, bytes)))
         };
-        Ok(description.into_file(self.key, self.tier, bytes))
+        let written = written.await;
+        if !matches!(written, Ok(Some(_))) {
+            upload.abandon().await;
+        }
+        written
     }
 
-    /// Gives the file up.
-    pub(crate) async fn abandon(mut self) {
-        self.upload.abandon().await;
+    /// The blocking stage.
+    fn encode(
+        self,
+        mut input: mpsc::Receiver<Step>,
+        finished: &mpsc::Sender<Vec<u8>>,
+    ) -> Result<Option<Description>, ParquetError> {
+        let expected = self.segments.iter().map(spans::rows).sum();
+        let mut writer = FileWriter::new(properties_for(expected), self.group_bytes)?;
+        let mut rows = 0;
+        while let Some(step) = input.blocking_recv() {
+            let piece = match step {
+                Step::Columns(columns) => {
+                    rows += columns.batch.num_rows() as u64;
+                    writer.write(&columns.batch, columns.raw)?;
+                    writer.take_bytes()?
+                }
+                Step::End(totals) => {
+                    if expected != rows || expected != totals.rows || expected == 0 {
+                        let found = totals.rows;
+                        let why = format!("{found} rows were read, {rows} written, the segments have {expected}");
+                        return Err(ParquetError::General(why));
+                    }
+                    let description = Description {
+                        topic: self.topic.0,
+                        topic_id: self.topic.1,
+                        segments: self.segments,
+                        rows,
+                        payload_bytes: totals.payload_bytes,
+                        append_times: totals.append_times,
+                        digest: totals.digest,
+                    };
+                    let last = writer.finish(&description)?;
+                    return Ok(finished.blocking_send(last).is_ok().then_some(description));
+                }
+            };
+            if !piece.is_empty() && finished.blocking_send(piece).is_err() {
+                break;
+            }
+        }
+        Ok(None)
     }
 }
 

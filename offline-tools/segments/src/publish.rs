@@ -5,7 +5,7 @@ use crate::{
     digest::RowsDigest,
     file::{self, OpenFile},
     fresh::{DAY_MICROS, ends},
-    output::{Columns, Output, Totals},
+    output::{Columns, Output, Step, Totals},
     reader, spans,
     writer::{BATCH_ROWS, Description, ROW_GROUP_BYTES, metadata, raw_bytes},
 };
@@ -13,6 +13,7 @@ use arrow::{
     array::{AsArray, RecordBatch},
     compute::concat_batches,
     datatypes::{Int32Type, Int64Type},
+    error::ArrowError,
 };
 use futures::{TryStreamExt, stream::BoxStream};
 use refstream_format::{
@@ -21,11 +22,14 @@ use refstream_format::{
 };
 use refstream_types::{Key, Offset, SegmentNumber, Timestamp, TopicFolder};
 use std::collections::{BTreeMap, BTreeSet};
+use tokio::sync::mpsc;
 
 /// Fresh files that one file under `data/` replaces at most.
 const MAX_INPUTS: usize = 1_024;
 /// Rows, and bytes in memory, that a merge writes at a time.
 const MERGE_BYTES: usize = 4 << 20;
+/// Such batches that wait while one is encoded.
+const COLUMNS_AHEAD: usize = 2;
 
 /// When files are due.
 #[derive(Clone, Copy, Debug)]
@@ -165,13 +169,21 @@ impl Compactor {
             };
             return Ok((self.accept(key, found.size, description).await?, false));
         }
-        let mut output =
-            Output::new(&self.files, key.clone(), Tier::Data, (&topic.name, topic.id), (totals.rows, ROW_GROUP_BYTES))?;
-        if let Err(error) = self.merge(&mut output, inputs).await {
-            output.abandon().await;
-            return Err(error);
-        }
-        Ok((output.finish(segments, totals).await?, true))
+        let (to_encode, columns) = mpsc::channel(COLUMNS_AHEAD);
+        let output = Output {
+            key: key.clone(),
+            tier: Tier::Data,
+            topic: (topic.name.clone(), topic.id),
+            segments,
+            group_bytes: ROW_GROUP_BYTES,
+        };
+        let (merged, written) =
+            tokio::join!(self.merge(to_encode, key, inputs, totals), output.write(&self.files, columns));
+        merged?;
+        let uri = || self.files.uri(key);
+        let file =
+            written?.ok_or_else(|| CompactError::Write { uri: uri(), why: "its rows ended too early".into() })?;
+        Ok((file, true))
     }
 
     /// Accepts a file that is there already: it must be the one that the plan describes.
@@ -199,8 +211,16 @@ impl Compactor {
     }
 
     /// Writes the rows of all inputs in order. The manifest says which runs of offsets each input holds, so the order of reading is
-    /// known beforehand: one row group of each input and one batch in memory.
-    async fn merge(&self, output: &mut Output, inputs: Vec<DataFile>) -> Result<(), CompactError> {
+    /// known beforehand: one row group of each input, and [`COLUMNS_AHEAD`] + 2 batches of [`MERGE_BYTES`], in memory. Ends early,
+    /// without an error, when nobody takes the rows any more.
+    async fn merge(
+        &self,
+        out: mpsc::Sender<Step>,
+        key: &Key,
+        inputs: Vec<DataFile>,
+        totals: Totals,
+    ) -> Result<(), CompactError> {
+        let failed = |error: &ArrowError| CompactError::Write { uri: self.files.uri(key), why: error.to_string() };
         let mut runs: Vec<(spans::Run, usize)> = Vec::new();
         for (at, file) in inputs.iter().enumerate() {
             runs.extend(spans::runs(&file.segments).into_iter().map(|run| (run, at)));
@@ -223,22 +243,27 @@ impl Compactor {
                 bytes += raw_bytes(&batch);
                 pending.push(batch);
                 if rows >= BATCH_ROWS || bytes >= MERGE_BYTES {
-                    self.write_pending(output, &mut pending).await?;
+                    let columns = joined(&mut pending).map_err(|error| failed(&error))?;
+                    if out.send(columns).await.is_err() {
+                        return Ok(());
+                    }
                     (rows, bytes) = (0, 0);
                 }
             }
         }
-        self.write_pending(output, &mut pending).await
-    }
-
-    async fn write_pending(&self, output: &mut Output, pending: &mut Vec<RecordBatch>) -> Result<(), CompactError> {
-        if pending.is_empty() {
-            return Ok(());
+        if rows > 0 {
+            let columns = joined(&mut pending).map_err(|error| failed(&error))?;
+            // Who does not take it has failed, and says why.
+            let _ = out.send(columns).await;
         }
-        let batch = concat_batches(&crate::schema::schema(), pending.iter())
-            .map_err(|error| CompactError::Write { uri: output.uri().to_owned(), why: error.to_string() })?;
-        pending.clear();
-        let raw = raw_bytes(&batch);
-        output.columns(Columns { batch, raw }).await
+        let _ = out.send(Step::End(totals)).await;
+        Ok(())
     }
+}
+
+/// One batch of several.
+fn joined(pending: &mut Vec<RecordBatch>) -> Result<Step, ArrowError> {
+    let batch = concat_batches(&crate::schema::schema(), std::mem::take(pending).iter())?;
+    let raw = raw_bytes(&batch);
+    Ok(Step::Columns(Columns { batch, raw }))
 }

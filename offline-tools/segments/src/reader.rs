@@ -5,7 +5,7 @@
 
 use crate::{
     CompactError, Row, decode,
-    digest::RowsDigest,
+    digest::{RowsDigest, RowsHasher},
     file::{self, OpenFile},
     spans,
     stores::Stores,
@@ -57,7 +57,7 @@ impl ClosedReader {
         let batches = stream::once(async move {
             let opened = open(&reader.files, &file, from.is_some()).await?;
             let batches = columns(&opened, reader.files.uri(&file.key), first, count, BATCH_ROWS)?;
-            let check = from.is_none().then(|| (RowsDigest::from_bytes(file.digest), file.rows));
+            let check = from.is_none().then(|| Check::new(&file));
             Ok::<_, CompactError>(decoded(batches, reader.stores.clone(), uri, check))
         });
         batches.try_flatten().boxed()
@@ -115,39 +115,50 @@ pub(crate) fn columns(
     Ok(batches.map_err(move |error| file::error(&uri, error)).boxed())
 }
 
+/// Compares what was read with what the manifest says.
+struct Check {
+    hasher: RowsHasher,
+    rows: u64,
+    expected: (RowsDigest, u64),
+}
+
+impl Check {
+    fn new(file: &DataFile) -> Self {
+        let hasher = RowsHasher::new(spans::runs(&file.segments));
+        Self { hasher, rows: 0, expected: (RowsDigest::from_bytes(file.digest), file.rows) }
+    }
+
+    fn add(&mut self, rows: &[Row]) {
+        rows.iter().for_each(|row| self.hasher.add(&row.view(&mut Vec::new())));
+        self.rows += rows.len() as u64;
+    }
+
+    fn passed(&mut self) -> bool {
+        (self.hasher.finish(), self.rows) == self.expected
+    }
+}
+
+/// Rows of `batches`; with `check` they end with an error where it does not pass.
 fn decoded(
     batches: BoxStream<'static, Result<RecordBatch, CompactError>>,
     stores: Stores,
     uri: String,
-    check: Option<(RowsDigest, u64)>,
+    check: Option<Check>,
 ) -> BoxStream<'static, Result<Row, CompactError>> {
-    struct State {
-        batches: BoxStream<'static, Result<RecordBatch, CompactError>>,
-        check: Option<(RowsDigest, u64)>,
-        digest: RowsDigest,
-        scratch: Vec<u8>,
-        rows: u64,
-    }
-    let state = State { batches, check, digest: RowsDigest::default(), scratch: Vec::new(), rows: 0 };
-    stream::try_unfold(state, move |mut state| {
+    stream::try_unfold((batches, check), move |(mut batches, mut check)| {
         let (stores, uri) = (stores.clone(), uri.clone());
         async move {
-            let Some(batch) = state.batches.try_next().await? else {
-                return match state.check.take() {
-                    Some((digest, rows)) if (digest, rows) != (state.digest, state.rows) => {
-                        Err(CompactError::File { uri, why: "its rows are not those that its digest is of".into() })
-                    }
-                    _ => Ok(None),
-                };
+            let Some(batch) = batches.try_next().await? else {
+                if check.as_mut().is_some_and(|check| !check.passed()) {
+                    return Err(CompactError::File { uri, why: "its rows are not those that its digest is of".into() });
+                }
+                return Ok(None);
             };
             let rows = decode::rows(&batch, &stores).map_err(|why| CompactError::File { uri, why })?;
-            if state.check.is_some() {
-                for row in &rows {
-                    state.digest.add_row(row, &mut state.scratch);
-                }
-                state.rows += rows.len() as u64;
+            if let Some(check) = &mut check {
+                check.add(&rows);
             }
-            Ok(Some((stream::iter(rows.into_iter().map(Ok)), state)))
+            Ok(Some((stream::iter(rows.into_iter().map(Ok)), (batches, check))))
         }
     })
     .try_flatten()

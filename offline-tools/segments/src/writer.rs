@@ -335,11 +335,6 @@ pub fn write_rows(
     properties: WriterProperties,
 ) -> Result<Vec<u8>> {
     let mut writer = FileWriter::new(properties, ROW_GROUP_BYTES)?;
-    let mut digest = crate::RowsDigest::default();
-    let mut buffer = Vec::new();
-    for row in rows {
-        digest.add_row(row, &mut buffer);
-    }
     for batch in record_batches(topic, rows, stores)? {
         writer.write(&batch, raw_bytes(&batch))?;
     }
@@ -351,7 +346,7 @@ pub fn write_rows(
         rows: rows.len() as u64,
         payload_bytes: 0,
         append_times: (times.clone().min().unwrap_or_default(), times.max().unwrap_or_default()),
-        digest: digest.to_bytes(),
+        digest: crate::RowsDigest::of(rows).to_bytes(),
     })
 }
 

@@ -51,8 +51,7 @@ fn sample(count: u64) -> (MapStore, DataFile, Vec<Row>) {
 fn stored(rows: &[Row]) -> (MapStore, DataFile) {
     let store = MapStore::default();
     let bytes = write_rows(&topic(), rows, &stores(&store), properties()).unwrap();
-    let mut digest = crate::RowsDigest::default();
-    rows.iter().for_each(|row| digest.add_row(row, &mut Vec::new()));
+    let digest = crate::RowsDigest::of(rows);
     let lo = rows.iter().map(|row| row.partition).min().unwrap();
     let hi = rows.iter().map(|row| row.partition).max().unwrap().next();
     let range = PartitionRange::new(lo, hi).unwrap();
