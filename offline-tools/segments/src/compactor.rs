@@ -32,6 +32,7 @@ use crate::{
     CompactError, Compaction,
     fresh::first_group,
     publish::{self, Clock},
+    source::PASS_BYTES,
     stores::Stores,
 };
 use refstream_filer_adapter::{
@@ -67,11 +68,13 @@ pub(crate) struct Limits {
     pub(crate) page: usize,
     /// Versions of the manifest that are kept.
     pub(crate) versions: u64,
+    /// Encoded bytes of the batches that are read at a time.
+    pub(crate) pass_bytes: u64,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { listed: 1_000, page: 500, versions: 64 }
+        Self { listed: 1_000, page: 500, versions: 64, pass_bytes: PASS_BYTES }
     }
 }
 

@@ -108,9 +108,9 @@ impl Compactor {
         let decoding = Decoding::new(layout, uri.clone(), spans::runs(&file.spans), names, to_encode);
         let decode = tokio::task::spawn_blocking(move || decoding.run(passes));
         // Each stage owns its ends of the channels: one that fails closes them, upon which the others end.
-        let (metadata, batches) = (&self.metadata, file.batches);
+        let (metadata, batches, limit) = (&self.metadata, file.batches, self.limits.pass_bytes);
         let fetch = async move {
-            for pass in source::passes(&batches) {
+            for pass in source::passes(&batches, limit) {
                 let Ok(room) = to_decode.reserve().await else { break };
                 let fetched = source::fetch(metadata, pass).await?;
                 room.send(pass.iter().copied().zip(fetched).collect());

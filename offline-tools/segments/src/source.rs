@@ -24,13 +24,13 @@ const REQUESTS: usize = 4;
 /// A batch and the journal it is in.
 pub(crate) type Placed = (Epoch, BatchLocation);
 
-/// Cuts batches (in file order) into passes.
-pub(crate) fn passes(batches: &[Placed]) -> Vec<&[Placed]> {
+/// Cuts batches (in file order) into passes of at most `limit` bytes, or one batch.
+pub(crate) fn passes(batches: &[Placed], limit: u64) -> Vec<&[Placed]> {
     let mut passes = Vec::new();
     let (mut from, mut bytes) = (0, 0);
     for (at, (_, batch)) in batches.iter().enumerate() {
         let length = batch.range().length;
-        if at > from && bytes + length > PASS_BYTES {
+        if at > from && bytes + length > limit {
             passes.push(&batches[from..at]);
             (from, bytes) = (at, 0);
         }

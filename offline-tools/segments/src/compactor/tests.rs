@@ -348,3 +348,20 @@ async fn a_damaged_journal_is_named_and_nothing_is_committed() {
     assert!(error.to_string().contains(key.as_str()), "{error}");
     assert!(compactor.manifest(&deployment.topic).await.unwrap().is_none());
 }
+
+/// The three stages hand over often, each object is read several times, and the file is the same.
+#[tokio::test]
+async fn passes_of_a_batch_each_make_the_same_file() {
+    let mut deployment = Deployment::new();
+    let batches: Vec<_> = (0..12).map(|n| (n % 4, NOON, records(u64::from(n) * 700, 700))).collect();
+    let segment = deployment.segment((0, 4), &batches).await;
+    let whole = deployment.store.fork();
+    let compactor = deployment.compactor_on(&whole, runtime(1));
+    compactor.compact(&deployment.topic, std::slice::from_ref(&segment), false).await.unwrap();
+    let mut compactor = deployment.compactor(runtime(1));
+    compactor.limits.pass_bytes = 1;
+    compactor.compact(&deployment.topic, &[segment], false).await.unwrap();
+    assert_eq!(manifest_rows(&compactor, &deployment.topic, &deployment.store).await, deployment.sorted_rows());
+    let file = |store: &MapStore| store.bytes(&store.keys("root/topics/images-7/_fresh/")[0]);
+    assert_eq!(file(&deployment.store), file(&whole));
+}

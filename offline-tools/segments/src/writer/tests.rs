@@ -378,3 +378,124 @@ proptest! {
         prop_assert_eq!(runtime.block_on(read(&store, &file, None)).unwrap(), rows);
     }
 }
+
+/// The encoding of every leaf column, as docs/SEGMENT_FILE.md states it.
+#[test]
+fn every_column_has_its_encoding() {
+    let (store, file, _) = sample(500);
+    let reader = opened(&store, &file);
+    let packed = [
+        "log_offset",
+        "append_time",
+        "event_time",
+        "payload.offset",
+        "payload.size",
+        "content_size",
+        "source_mtime",
+        "producer_seq",
+        "producer_epoch",
+    ];
+    let prefixed = [
+        "key",
+        "payload.uri",
+        "payload.checksum",
+        "content_hash",
+        "content_encoding",
+        "source_name",
+        "store",
+        "payload_etag",
+        "payload_version",
+    ];
+    for column in reader.metadata().row_group(0).columns() {
+        let path = column.column_path().string();
+        let has = |encoding| column.encodings().any(|found| found == encoding);
+        let expected = match path.as_str() {
+            "topic" | "partition_id" | "payload.content_type" | "producer_id" | "attributes.list.element.key" => {
+                Encoding::RLE_DICTIONARY
+            }
+            path if packed.contains(&path) => Encoding::DELTA_BINARY_PACKED,
+            path if prefixed.contains(&path) => Encoding::DELTA_BYTE_ARRAY,
+            _ => Encoding::PLAIN,
+        };
+        // What format 1.0 called it.
+        let dictionary = expected == Encoding::RLE_DICTIONARY && has(Encoding::PLAIN_DICTIONARY);
+        assert!(has(expected) || dictionary, "{path}: {:?}", column.encodings().collect::<Vec<_>>());
+    }
+    let level = ZstdLevel::try_new(3).unwrap();
+    assert_eq!(properties().compression(&path("key")), Compression::ZSTD(level));
+}
+
+#[test]
+fn statistics_are_truncated_to_64_bytes_and_say_so() {
+    let long = |n: u64| {
+        let mut record = record(4);
+        record.key = Some(format!("{}{n}", "k".repeat(200)).into());
+        record
+    };
+    let (store, file) = stored(&(0..20).map(|n| row(0, n, long(n))).collect::<Vec<_>>());
+    let reader = opened(&store, &file);
+    let group = reader.metadata().row_group(0);
+    let at = group.columns().iter().position(|column| column.column_path().string() == "key").unwrap();
+    let statistics = group.column(at).statistics().unwrap();
+    assert_eq!(statistics.min_bytes_opt().unwrap().len(), 64);
+    assert_eq!(statistics.max_bytes_opt().unwrap().len(), 64);
+    assert!(!statistics.min_is_exact() && !statistics.max_is_exact());
+    assert!(statistics.max_bytes_opt().unwrap() > "k".repeat(200).as_bytes(), "a bound all the same");
+}
+
+#[test]
+fn bloom_filters_find_what_is_there_and_little_else() {
+    let (store, file, rows) = sample(2_000);
+    let properties = parquet::file::properties::ReaderProperties::builder().set_read_bloom_filter(true).build();
+    let options = ReadOptionsBuilder::new().with_reader_properties(properties).build();
+    let reader = SerializedFileReader::new_with_options(store.bytes(&file.key).unwrap(), options).unwrap();
+    let group = reader.get_row_group(0).unwrap();
+    let at = |name: &str| group.metadata().columns().iter().position(|c| c.column_path().string() == name).unwrap();
+    let filter = group.get_column_bloom_filter(at("key")).unwrap();
+    let texts = rows.iter().filter_map(|row| std::str::from_utf8(row.record.key.as_deref()?).ok());
+    assert!(texts.clone().all(|key| filter.check(&key)));
+    let hashes = group.get_column_bloom_filter(at("content_hash")).unwrap();
+    let hash = |n: u64| ContentHash(*blake3::hash(&n.to_le_bytes()).as_bytes()).to_string();
+    assert!(hashes.check(&hash(0).as_str()));
+    for filter in [filter, hashes] {
+        let wrong = (0..10_000).filter(|n| filter.check(&hash(1_000_000 + n).as_str())).count();
+        assert!(wrong <= 200, "{wrong} of 10,000 absent values");
+    }
+}
+
+#[test]
+fn a_row_group_has_131072_rows_at_most() {
+    let rows: Vec<Row> = (0..4_096).map(|n| row(0, n, Record::new(Value::Tombstone))).collect();
+    let batch = &record_batches(&topic(), &rows, &stores(&MapStore::default())).unwrap()[0];
+    let mut writer = FileWriter::new(properties(), ROW_GROUP_BYTES).unwrap();
+    for _ in 0..33 {
+        writer.write(batch, 1).unwrap();
+    }
+    let description = Description {
+        topic: topic(),
+        topic_id: TopicId(1),
+        segments: Vec::new(),
+        rows: 33 * 4_096,
+        payload_bytes: 0,
+        append_times: (Timestamp::default(), Timestamp::default()),
+        digest: [0; 32],
+    };
+    let reader = SerializedFileReader::new(Bytes::from(writer.finish(&description).unwrap())).unwrap();
+    let groups: Vec<i64> = reader.metadata().row_groups().iter().map(|group| group.num_rows()).collect();
+    assert_eq!(groups, [131_072, 4_096]);
+}
+
+#[test]
+fn a_file_says_what_is_in_it() {
+    let (store, file, _) = sample(500);
+    let reader = opened(&store, &file);
+    let said: Vec<&str> =
+        reader.metadata().file_metadata().key_value_metadata().unwrap().iter().map(|pair| pair.key.as_str()).collect();
+    let documented = include_str!("../../../../docs/SEGMENT_FILE.md");
+    for name in &said {
+        assert!(documented.contains(&format!("`{name}`")), "{name} is not documented");
+    }
+    assert_eq!(said.len(), 11);
+    let target = refstream_types::TopicConfig::default().file_bytes;
+    assert!((64 << 20..=512 << 20).contains(&target), "{target}");
+}
