@@ -20,9 +20,9 @@
 //! | part of 8 | some versions deleted below the boundary | deletes the rest |
 //!
 //! At each point a row is in exactly one file that the manifest names, and in at most one under `data/`; a glob over `data/` may be
-//! ahead of the manifest by the one file of step 5. A fresh file that no version names costs space only. Whoever removes such
-//! files must commit a version first: a compactor that was stopped before its commit then loses it, and looks before it uses its
-//! files again.
+//! ahead of the manifest by the one file of step 5. A fresh file that no version names costs space only until it is given up
+//! (`orphans`): a version lists it as replaced, upon which a compactor that was stopped before its commit loses it and writes
+//! its files again.
 //!
 //! Two compactors: a version is created by one of them. The loser reads the manifest again and decides again: segments that are
 //! in it by now are done (its own files for them, which no version can name any more, are deleted); a plan of the other is
@@ -31,6 +31,7 @@
 use crate::{
     CompactError, Compaction,
     fresh::first_group,
+    orphans::Orphans,
     publish::{self, Clock},
     source::PASS_BYTES,
     stores::Stores,
@@ -57,7 +58,7 @@ const MAX_LOST: u32 = 32;
 const COMMIT_ATTEMPTS: u32 = 6;
 const COMMIT_PAUSE: Duration = Duration::from_millis(200);
 /// How long replaced files and old manifests stay for readers that still use them, by this process's clock.
-const GRACE: Duration = Duration::from_secs(600);
+pub(crate) const GRACE: Duration = Duration::from_secs(600);
 
 /// Sizes that tests make small.
 #[derive(Clone, Copy, Debug)]
@@ -89,6 +90,8 @@ struct Memory {
     replaced: BTreeMap<Key, Duration>,
     /// Versions by the time at which they were seen, oldest first, and below which all were freed.
     versions: BTreeMap<TopicId, (Vec<(Duration, u64)>, u64)>,
+    /// Fresh files that nothing names.
+    orphans: BTreeMap<TopicId, Orphans>,
 }
 
 /// Turns sealed segments into files and keeps the topic's manifest.
@@ -132,6 +135,9 @@ impl Compactor {
         let mut done = Compaction::default();
         self.take_in(topic, segments, &mut done).await?;
         self.publish(topic, publish, &mut done).await?;
+        if let Err(error) = self.give_up_orphans(topic).await {
+            tracing::warn!(topic = %topic.name, %error, "early files that no manifest names could not be given up");
+        }
         self.delete_replaced(topic).await;
         self.free_versions(topic).await;
         Ok(done)
@@ -157,12 +163,16 @@ impl Compactor {
         Ok(found)
     }
 
+    pub(crate) fn orphans<T>(&self, topic: &TopicState, use_them: impl FnOnce(&mut Orphans) -> T) -> T {
+        self.remember(|memory| use_them(memory.orphans.entry(topic.id).or_default()))
+    }
+
     fn remember<T>(&self, use_it: impl FnOnce(&mut Memory) -> T) -> T {
         use_it(&mut self.memory.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The version that would follow `current`, equal to it but for number and token.
-    fn successor(&self, topic: &TopicState, current: Option<&Manifest>) -> Manifest {
+    pub(crate) fn successor(&self, topic: &TopicState, current: Option<&Manifest>) -> Manifest {
         Manifest {
             topic: topic.id,
             name: topic.name.clone(),
@@ -200,7 +210,7 @@ impl Compactor {
             }
             let numbers: Vec<SegmentNumber> = group.iter().map(|segment| segment.opened.id.number).collect();
             let files = match lost.remove(&numbers) {
-                Some(files) if self.all_there(&files).await? => files,
+                Some(files) if !given_up(current.as_ref(), &files) && self.all_there(&files).await? => files,
                 _ => self.write_fresh(topic, &group).await?,
             };
             let mut next = self.successor(topic, current.as_ref());
@@ -313,7 +323,7 @@ impl Compactor {
     }
 
     /// Commits `next`; `false` when its number went to somebody else: read the manifest again and decide again.
-    async fn commit(&self, topic: &TopicState, next: &mut Manifest) -> Result<bool, CompactError> {
+    pub(crate) async fn commit(&self, topic: &TopicState, next: &mut Manifest) -> Result<bool, CompactError> {
         let folder = TopicFolder::new(&topic.name, topic.id);
         self.page_out(&folder, next).await?;
         self.forget_deleted(next);
@@ -422,6 +432,11 @@ impl Compactor {
             }
         }
     }
+}
+
+/// Whether a version has given up one of `files`: whoever lists a file as replaced deletes it.
+fn given_up(current: Option<&Manifest>, files: &[DataFile]) -> bool {
+    current.is_some_and(|manifest| files.iter().any(|file| manifest.replaced.contains(&file.key)))
 }
 
 fn numbers(files: &[DataFile]) -> BTreeSet<SegmentNumber> {

@@ -13,6 +13,7 @@ mod encode;
 mod file;
 mod fresh;
 mod interface;
+mod orphans;
 mod output;
 mod pages;
 mod publish;

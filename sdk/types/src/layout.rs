@@ -253,6 +253,11 @@ impl Layout {
         self.key(format_args!("topics/{folder}/_fresh/{}-{}-{attempt}.parquet", day.date(), file_stem(segments, range)))
     }
 
+    /// The folder of the early files.
+    pub fn fresh_prefix(&self, folder: &TopicFolder) -> String {
+        format!("{}topics/{folder}/_fresh/", self.root)
+    }
+
     /// A published file, below the folder of its UTC day.
     pub fn data_file(
         &self,

@@ -365,3 +365,76 @@ async fn passes_of_a_batch_each_make_the_same_file() {
     let file = |store: &MapStore| store.bytes(&store.keys("root/topics/images-7/_fresh/")[0]);
     assert_eq!(file(&deployment.store), file(&whole));
 }
+
+/// A compactor that died between its fresh file and its commit leaves the file behind; it goes once the chain has grown and the
+/// grace is over, and nothing else goes.
+#[tokio::test]
+async fn fresh_files_without_a_name_are_collected() {
+    let (mut deployment, segments) = three().await;
+    let clock = runtime(1);
+    let store = &deployment.store.clone();
+    let dead = deployment.compactor(Arc::clone(&clock));
+    let group: Vec<&SealedSegment> = segments.iter().collect();
+    let orphans: Vec<Key> =
+        dead.write_fresh(&deployment.topic, &group).await.unwrap().into_iter().map(|file| file.key).collect();
+    assert_eq!(orphans.len(), 2);
+    let there = |store: &MapStore| orphans.iter().filter(|key| store.bytes(key).is_some()).count();
+
+    let compactor = deployment.compactor(Arc::clone(&clock));
+    compactor.compact(&deployment.topic, &segments, false).await.unwrap();
+    for _ in 0..3 {
+        clock.advance(2 * GRACE);
+        compactor.compact(&deployment.topic, &[], false).await.unwrap();
+    }
+    assert_eq!(there(store), 2, "the chain stands still");
+
+    for n in 0..2 {
+        let more = deployment.segment((0, 4), &[(0, MORNING, records(300 + n, 1))]).await;
+        clock.advance(2 * GRACE);
+        compactor.compact(&deployment.topic, &[more], false).await.unwrap();
+    }
+    assert_eq!(there(store), 2, "given up, and still there for the grace of replaced files");
+    clock.advance(2 * GRACE);
+    compactor.compact(&deployment.topic, &[], false).await.unwrap();
+    assert_eq!(there(store), 0);
+    assert_eq!(manifest_rows(&compactor, &deployment.topic, store).await, deployment.sorted_rows());
+    let manifest = compactor.manifest(&deployment.topic).await.unwrap().unwrap();
+    assert!(manifest.files.iter().all(|file| store.bytes(&file.key).is_some()));
+}
+
+/// A compactor that was only slow: its files are given up before it commits, at each point of its commit, and it writes them again.
+#[tokio::test]
+async fn a_slow_compactor_does_not_commit_files_that_were_given_up() {
+    for seed in 0..12 {
+        let (mut deployment, segments) = three().await;
+        let first = deployment.segment((0, 4), &[(0, MORNING, records(300, 1))]).await;
+        let store = deployment.store.clone();
+        let collector = deployment.compactor(runtime(seed));
+        collector.compact(&deployment.topic, &[first], false).await.unwrap();
+        store.seed(seed);
+        let slow = deployment.compactor(runtime(900 + seed));
+        // Gives up and deletes whatever nothing names, without any grace.
+        let collect = async {
+            for _ in 0..6 {
+                let current = collector.manifest(&deployment.topic).await.unwrap().unwrap();
+                let named: Vec<&Key> = current.files.iter().map(|file| &file.key).chain(&current.replaced).collect();
+                let mut next = collector.successor(&deployment.topic, Some(&current));
+                let given_up: Vec<Key> = store
+                    .keys("root/topics/images-7/_fresh/")
+                    .into_iter()
+                    .filter(|key| !named.contains(&key))
+                    .collect();
+                next.replaced.extend(given_up.iter().cloned());
+                if collector.commit(&deployment.topic, &mut next).await.unwrap() {
+                    for key in given_up {
+                        collector.files.delete(&key).await.unwrap();
+                    }
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        let (done, ()) = tokio::join!(slow.compact(&deployment.topic, &segments, false), collect);
+        done.unwrap();
+        assert_eq!(manifest_rows(&slow, &deployment.topic, &store).await, deployment.sorted_rows(), "seed {seed}");
+    }
+}

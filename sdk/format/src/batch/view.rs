@@ -245,8 +245,8 @@ struct Decoder<'a> {
     payload_bytes: u64,
 }
 
-fn each<'a, E: From<DecodeError>>(
-    body: &'a [u8],
+fn each<E: From<DecodeError>>(
+    body: &[u8],
     header: &BatchHeader,
     mut take: impl FnMut(RecordView<'_>) -> Result<(), E>,
 ) -> Result<(), E> {
