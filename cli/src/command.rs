@@ -6,6 +6,7 @@ pub(crate) mod compact;
 pub(crate) mod config;
 pub(crate) mod demo;
 pub(crate) mod get;
+pub(crate) mod job;
 pub(crate) mod put;
 pub(crate) mod seal;
 pub(crate) mod segments;

@@ -53,6 +53,8 @@ enum Command {
     Topic(command::topic::Arguments),
     Put(command::put::Arguments),
     Backfill(command::backfill::Arguments),
+    #[command(subcommand)]
+    Job(command::job::Arguments),
     Tail(command::tail::Arguments),
     Get(command::get::Arguments),
     Seal(command::seal::Arguments),
@@ -72,6 +74,7 @@ async fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Topic(arguments) => command::topic::run(&global, arguments).await,
         Command::Put(arguments) => command::put::run(&global, arguments).await,
         Command::Backfill(arguments) => command::backfill::run(&global, arguments).await,
+        Command::Job(arguments) => command::job::run(&global, arguments).await,
         Command::Tail(arguments) => command::tail::run(&global, arguments).await,
         Command::Get(arguments) => command::get::run(&global, arguments).await,
         Command::Seal(arguments) => command::seal::run(&global, arguments).await,

@@ -1,18 +1,22 @@
 //! `refstream backfill`.
 
+mod telling;
+
+pub(crate) use telling::{Told, with_progress};
+
 use crate::{
     Global, config,
     exit::{Exit, Failure},
     output::{self, Format},
 };
-use refstream::{BackfillEvent, BackfillOptions, BackfillSummary, Client, UploadOptions, types::TopicName};
+use refstream::{BackfillOptions, BackfillSummary, Client, JobOptions, UploadOptions, types::TopicName};
 use serde_json::json;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-/// Upload files in parallel and submit a reference for each; folders are walked
+/// Upload files in parallel and submit a reference for each; folders are walked; can be ended and run again at any moment
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Example:\n  refstream backfill images ./photos --include '*.jpg' --exclude 'tmp/**'\n  refstream backfill images ./photos --dry-run\n\nThe record's key and source_name are the file's path relative to the folder given. Symbolic links are not followed."
+    after_help = "Example:\n  refstream backfill images ./photos --include '*.jpg' --exclude 'tmp/**'\n  refstream backfill images ./photos --dry-run\n  refstream backfill images ./photos --job photos --key '{1}/{stem}'\n\nThe record's source_name is the file's path relative to the folder given, its key the same or what --key makes of it. Symbolic links are not\nfollowed. Each file is remembered in a job: run the same command again, or refstream job resume, and it goes on where it was."
 )]
 pub(crate) struct Arguments {
     /// The topic
@@ -26,9 +30,27 @@ pub(crate) struct Arguments {
     /// Not files whose relative path matches; may repeat
     #[arg(long, value_name = "GLOB")]
     exclude: Vec<String>,
+    /// Not files that this file of .gitignore syntax names, relative to the folders given; may repeat
+    #[arg(long, value_name = "FILE")]
+    exclude_from: Vec<PathBuf>,
+    /// Not files that .gitignore and .ignore files below the folders name
+    #[arg(long)]
+    gitignore: bool,
+    /// What keys are made of: {path} {dir} {name} {stem} {ext} {1} {2} ... {-1} {-2} ...
+    #[arg(long, value_name = "TEMPLATE")]
+    key: Option<String>,
     /// List what would be done, do nothing
     #[arg(long)]
     dry_run: bool,
+    /// The job that remembers what is done [default: made of the topic and the paths]
+    #[arg(long, value_name = "NAME")]
+    job: Option<String>,
+    /// Only files of the job that failed before
+    #[arg(long)]
+    retry_failed: bool,
+    /// Write failures to this file, one JSON document a line [default: NAME.failures.jsonl beside the job]
+    #[arg(long, value_name = "FILE")]
+    failures: Option<PathBuf>,
     /// Payloads up to this many bytes travel inside their record
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     inline_max: u32,
@@ -44,44 +66,41 @@ pub(crate) struct Arguments {
     /// An attribute of every record, may repeat
     #[arg(long, value_name = "NAME=VALUE")]
     attribute: Vec<String>,
+    #[command(flatten)]
+    jobs: JobFolder,
 }
 
-/// Runs a backfill with a progress line on stderr.
-pub(crate) async fn with_progress(
-    client: &Client,
-    topic: &TopicName,
-    options: BackfillOptions,
-    mut each: impl FnMut(&BackfillEvent) + Send,
-) -> Result<BackfillSummary, Failure> {
-    let bar = output::progress("{spinner} {bytes}/{total_bytes}  {binary_bytes_per_sec}  ETA {eta}  {msg}");
-    let (mut found, mut done, mut failed, mut complete) = (0_u64, 0_u64, 0_u64, false);
-    let result = client
-        .backfill(topic, options)
-        .await?
-        .run(|event| {
-            each(&event);
-            match event {
-                BackfillEvent::Found { files, bytes, complete: all } => {
-                    found = files;
-                    complete = all;
-                    bar.set_length(bytes);
-                }
-                BackfillEvent::Done { bytes, .. } => {
-                    done += 1;
-                    bar.inc(bytes);
-                }
-                BackfillEvent::Failed(_) => failed += 1,
-            }
-            // The text is only rebuilt when it is drawn often enough to matter.
-            if (done + failed) % 64 == 0 || done + failed == found {
-                let more = if complete { "" } else { "+" };
-                let failures = if failed == 0 { String::new() } else { format!(", {failed} failed") };
-                bar.set_message(format!("{done}/{found}{more} files{failures}"));
-            }
-        })
-        .await;
-    bar.finish_and_clear();
-    Ok(result?)
+/// Where jobs are.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct JobFolder {
+    /// The folder of all jobs [default: ~/.local/state/refstream/jobs]
+    #[arg(long, value_name = "FOLDER", env = "REFSTREAM_JOB_DIR", hide_env_values = true)]
+    job_dir: Option<PathBuf>,
+}
+
+impl JobFolder {
+    pub(crate) fn path(&self) -> Result<PathBuf, Failure> {
+        if let Some(folder) = &self.job_dir {
+            return Ok(folder.clone());
+        }
+        let from = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        let state = from("XDG_STATE_HOME").or_else(|| Some(from("HOME")?.join(".local/state")));
+        let none = || Failure::usage("there is no home folder to keep jobs in; say where with --job-dir");
+        Ok(state.ok_or_else(none)?.join("refstream/jobs"))
+    }
+}
+
+/// A name that is the same whenever the same paths are backfilled into the same topic.
+fn default_name(topic: &TopicName, endpoint: &str, sources: &[PathBuf]) -> String {
+    use std::os::unix::ffi::OsStrExt as _;
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(endpoint.as_bytes());
+    for source in sources {
+        let source = std::path::absolute(source).unwrap_or_else(|_| source.clone());
+        hasher.update(b"\0").update(source.components().collect::<PathBuf>().as_os_str().as_bytes());
+    }
+    let topic: String = topic.as_str().trim_start_matches('.').chars().take(80).collect();
+    format!("{topic}-{}", &hasher.finalize().to_hex()[..8])
 }
 
 pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Failure> {
@@ -90,11 +109,16 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
             return Err(Failure::usage(format!("cannot read {}: {error}", path.display())));
         }
     }
+    let endpoint = config::client_options(global)?.endpoint;
+    let name = arguments.job.unwrap_or_else(|| default_name(&arguments.topic, &endpoint, &arguments.paths));
     let defaults = UploadOptions::default();
     let options = BackfillOptions {
-        paths: arguments.paths,
+        paths: arguments.paths.iter().map(std::path::absolute).collect::<Result<_, _>>()?,
         include: arguments.include,
         exclude: arguments.exclude,
+        exclude_from: arguments.exclude_from.iter().map(std::path::absolute).collect::<Result<_, _>>()?,
+        gitignore: arguments.gitignore,
+        key: arguments.key,
         dry_run: arguments.dry_run,
         inline_max: arguments.inline_max,
         upload: UploadOptions {
@@ -103,39 +127,55 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
             compression: if arguments.no_compression { None } else { defaults.compression },
             ..defaults
         },
-        store: None,
         attributes: super::put::attributes(&arguments.attribute)?,
+        job: Some(JobOptions { folder: arguments.jobs.path()?, name }),
+        retry_failed: arguments.retry_failed,
         ..BackfillOptions::default()
     };
     let client = config::connect(global).await?;
+    perform(global, &client, &arguments.topic, options, arguments.failures.as_deref()).await
+}
+
+/// Runs a backfill as a job and says all there is to say.
+pub(crate) async fn perform(
+    global: &Global,
+    client: &Client,
+    topic: &TopicName,
+    options: BackfillOptions,
+    failures: Option<&Path>,
+) -> Result<(), Failure> {
     let dry_run = options.dry_run;
-    let format = global.output;
-    let mut said = Ok(());
-    let summary = with_progress(&client, &arguments.topic, options, |event| {
-        if said.is_err() {
-            return;
-        }
-        match event {
-            BackfillEvent::Done { name, bytes } if dry_run => {
-                said = match format {
-                    Format::Jsonl => output::line(&json!({ "file": name, "bytes": bytes }).to_string()),
-                    Format::Table => output::line(&format!("{bytes:>12}  {name}")),
-                    Format::Json => Ok(()),
-                };
-            }
-            BackfillEvent::Failed(failure) => eprintln!("refstream: {}: {}", failure.path, failure.error),
-            _ => {}
-        }
-    })
-    .await?;
-    said?;
-    let mut value = serde_json::to_value(&summary).map_err(Failure::failed)?;
-    value["topic"] = json!(arguments.topic);
-    value["dry_run"] = json!(dry_run);
+    let job = options.job.clone();
+    let failures = failures.map(Path::to_owned).or_else(|| {
+        let job = job.as_ref()?;
+        Some(job.folder.join(format!("{}.failures.jsonl", job.name)))
+    });
+    if let Some(job) = job.as_ref().filter(|_| !dry_run) {
+        eprintln!("job {0}: if this is ended, go on with: refstream job resume {0}", job.name);
+    }
+    let mut told = Told::new(global.output, failures);
+    let summary = with_progress(client, topic, options, |event| told.tell(event)).await?;
+    told.finish()?;
+    say(global.output, topic, dry_run, &summary)?;
+    if summary.files_failed > 0 {
+        let listed = told.failures_file().map_or_else(String::new, |file| format!(" and in {}", file.display()));
+        return Err(Failure::new(
+            Exit::Failed,
+            format!(
+                "{} of {} files were not backfilled; each is listed above{listed}",
+                summary.files_failed, summary.files_found
+            ),
+        ));
+    }
+    Ok(())
+}
+
+fn say(format: Format, topic: &TopicName, dry_run: bool, summary: &BackfillSummary) -> Result<(), Failure> {
     if format == Format::Table {
         let rate = |amount: u64| if summary.seconds > 0.0 { amount as f64 / summary.seconds } else { 0.0 };
-        output::line(&format!(
-            "{} {} of {} files, {} ({} stored in {} objects) in {:.1} s: {:.0} files/s, {}/s{}",
+        let count = |count: u64, what: &str| if count == 0 { String::new() } else { format!("; {count} {what}") };
+        return output::line(&format!(
+            "{} {} of {} files, {} ({} stored in {} objects) in {:.1} s: {:.0} files/s, {}/s{}{}{}",
             if dry_run { "would backfill" } else { "backfilled" },
             summary.files_done,
             summary.files_found,
@@ -145,19 +185,16 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
             summary.seconds,
             rate(summary.files_done),
             output::bytes(rate(summary.bytes_done) as u64),
-            if summary.files_failed == 0 { String::new() } else { format!("; {} failed", summary.files_failed) },
-        ))?;
-    } else {
-        output::one(format, &value)?;
-    }
-    if summary.files_failed > 0 {
-        return Err(Failure::new(
-            Exit::Failed,
-            format!(
-                "{} of {} files were not backfilled; each is listed above",
-                summary.files_failed, summary.files_found
-            ),
+            count(summary.files_already, "were done before"),
+            count(summary.files_changed, "changed since they were done"),
+            count(summary.files_failed, "failed"),
         ));
     }
-    Ok(())
+    let mut value = serde_json::to_value(summary).map_err(Failure::failed)?;
+    value["topic"] = json!(topic);
+    value["dry_run"] = json!(dry_run);
+    if format == Format::Jsonl {
+        value["event"] = json!("summary");
+    }
+    output::one(format, &value)
 }

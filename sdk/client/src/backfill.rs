@@ -2,137 +2,91 @@
 //!
 //! A walk finds files and hands them on in chunks over a bounded queue, so that uploading starts before it ends and memory does not grow
 //! with the number of files. Small files are read, hashed and compressed a chunk at a time on a few threads, and go into packs together;
-//! others are uploaded one by one. Each file's order of writes is: payload durable, then its record, then the record's ack; only then is it
-//! counted as done. A file that fails is reported and does not stop the others. **A crash** leaves payloads that nothing refers to, and files
-//! whose record is durable although this process did not say so.
+//! others are uploaded one by one, large ones in parallel parts. Each file's order of writes is: payload durable, then its record, then the
+//! record's ack; only then is it counted as done. A file that fails is reported and does not stop the others. **A crash** leaves payloads that
+//! nothing refers to, and files whose record is durable although this process did not say so; a *job* remembers both, and goes on (module `job`).
 //!
-//! A record's key and source name are the file's path below the folder that was given (its name, where a file was given), with slashes.
-//! Names that are not UTF-8 are percent-encoded, `%` included. Symbolic links below the given paths are not followed; they and other
-//! special files (sockets, pipes, devices) are counted as skipped. The modification time is the record's event time.
+//! A record's source name is the file's path below the folder that was given (its name, where a file was given), with slashes; its key is the
+//! same, or made of it by a template. Names that are not UTF-8 are percent-encoded, `%` included. Symbolic links below the given paths are not
+//! followed; they and other special files (sockets, pipes, devices) are counted as skipped. The modification time is the record's event time.
 
 mod content_type;
+#[cfg(feature = "jobs")]
+pub(crate) mod job;
+#[cfg_attr(not(feature = "jobs"), allow(dead_code))]
+mod lane;
+#[cfg_attr(not(feature = "jobs"), allow(dead_code))]
+mod ledger;
+mod options;
+mod progress;
 mod read;
+mod template;
 mod walk;
 
+#[cfg(feature = "jobs")]
+pub use job::{JobOptions, JobPhase, JobStatus};
+pub use options::{BackfillEvent, BackfillOptions, BackfillSummary, FileFailure, Placement};
+pub use progress::BackfillProgress;
+pub use template::KeyTemplate;
+
 use crate::{
-    BackfillError, Client, ErrorClass, Producer, ProducerOptions, SourceUnreadable, UploadError, UploadOptions,
+    BackfillError, Client, Producer, ProducerOptions, SourceUnreadable, TopicDescription, UploadError, UploadOptions,
     Uploader,
-    uploader::{PackState, Source},
 };
-use read::{Read, SmallFile, SmallValue};
+use lane::{Lane, Report, Sorted};
+use ledger::{Ledger, Lookup};
+use progress::{Phases, Troubles, Watch};
 use refstream_filer_adapter::Runtime;
-use refstream_types::{Header, Record, Reference, StoreName, TopicName, Value};
-use serde::Serialize;
+use refstream_types::{Header, TopicName};
 use std::{
+    ops::ControlFlow,
     path::PathBuf,
     sync::{Arc, OnceLock},
 };
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+    sync::mpsc,
     task::{JoinError, JoinSet},
 };
-use walk::{Found, Limits, Patterns, Walked};
+use walk::{Chunks, Limits, Patterns, Walked};
 
-/// Files between the walk and their ack.
-const FILES_UNDER_WAY: u32 = 16_384;
-/// Threads that read small files.
-const READERS: usize = 4;
 /// Chunks that the walk may be ahead.
 const CHUNKS_AHEAD: usize = 64;
 /// Failures that the summary lists.
 const FAILURES_LISTED: usize = 1_000;
 
-/// What to backfill. The default is nothing: give at least one path.
-#[derive(Clone, Debug, Default)]
-pub struct BackfillOptions {
-    /// Files and folders; folders are walked. Symbolic links below them are not followed.
-    pub paths: Vec<PathBuf>,
-    /// Only files whose relative path matches one of these globs; empty: all. `*` also matches slashes.
-    pub include: Vec<String>,
-    /// Not files whose relative path matches one of these globs.
-    pub exclude: Vec<String>,
-    /// Only say what would be done.
-    pub dry_run: bool,
-    /// Values of at most this many bytes travel inside their record. 0: none does.
-    pub inline_max: u32,
-    /// How to upload.
-    pub upload: UploadOptions,
-    /// Store of the payloads; `None` means the topic's.
-    pub store: Option<StoreName>,
-    /// Attributes of every record.
-    pub attributes: Vec<(String, String)>,
-    /// End the walk after this many files.
-    pub max_files: Option<u64>,
-    /// End the walk before the file that would exceed this many bytes in all.
-    pub max_bytes: Option<u64>,
-}
-
-/// A file that was not backfilled.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct FileFailure {
-    /// Its path.
-    pub path: String,
-    /// Why, and what to do.
-    pub error: String,
-}
-
-/// What happens during a backfill, as it happens.
-#[derive(Clone, Debug)]
-pub enum BackfillEvent {
-    /// Files and bytes found so far, and whether the walk has ended.
-    Found {
-        /// Files.
-        files: u64,
-        /// Bytes.
-        bytes: u64,
-        /// The walk has ended.
-        complete: bool,
-    },
-    /// A file's record is durable (in a dry run: would be made).
-    Done {
-        /// Its path relative to the walked folder.
-        name: String,
-        /// Its size.
-        bytes: u64,
-    },
-    /// A file failed; the others go on.
-    Failed(FileFailure),
-}
-
-/// The end of a backfill.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct BackfillSummary {
-    /// Files found.
-    pub files_found: u64,
-    /// Files whose record is durable.
-    pub files_done: u64,
-    /// Files that failed.
-    pub files_failed: u64,
-    /// Symbolic links, sockets, pipes and devices, which are passed over.
-    pub files_skipped: u64,
-    /// Bytes of the files done.
-    pub bytes_done: u64,
-    /// Bytes that were stored for them.
-    pub bytes_stored: u64,
-    /// Objects that were stored for them.
-    pub objects: u64,
-    /// Duration in seconds.
-    pub seconds: f64,
-    /// The first 1,000 failures.
-    pub failures: Vec<FileFailure>,
-}
-
-/// Backfills files into a topic: each file a record whose key is its relative path.
+/// Backfills files into a topic: each file a record.
 #[derive(Debug)]
 pub struct Backfill {
     paths: Vec<PathBuf>,
     patterns: Patterns,
+    key: Option<KeyTemplate>,
     limits: Limits,
-    /// `None` in a dry run.
-    sinks: Option<(Uploader, Producer)>,
+    sinks: Sinks,
     inline_max: u64,
-    headers: Arc<[Header]>,
+    upload: UploadOptions,
+    headers: Vec<Header>,
     runtime: Arc<dyn Runtime>,
+    #[cfg(feature = "jobs")]
+    job: Option<Arc<job::Job>>,
+    #[cfg(feature = "jobs")]
+    retry_failed: bool,
+}
+
+/// Where everything goes.
+enum Sinks {
+    /// To a store and a topic.
+    Real(Uploader, Producer),
+    /// Nowhere; what is known of the files by a job, if there is one.
+    DryRun(Option<Lookup>),
+}
+
+impl std::fmt::Debug for Sinks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Real(..) => "Real",
+            Self::DryRun(_) => "DryRun",
+        })
+    }
 }
 
 impl Backfill {
@@ -141,31 +95,87 @@ impl Backfill {
         topic: &TopicName,
         options: BackfillOptions,
     ) -> Result<Self, BackfillError> {
-        let patterns = Patterns::new(&options.include, &options.exclude)?;
-        for path in &options.paths {
-            std::fs::metadata(path)
-                .map_err(|error| SourceUnreadable { path: Some(path.clone()), why: error.to_string() })?;
-        }
+        let patterns =
+            Patterns::new(&options.include, &options.exclude)?.ignoring(&options.exclude_from, options.gitignore)?;
+        let key = options.key.as_deref().map(str::parse).transpose()?;
+        let paths = absolute(&options.paths)?;
         let description = client.topic_settings(topic).await.map_err(UploadError::Topic)?;
-        let sinks = if options.dry_run {
-            None
-        } else {
-            let uploader = client.uploader_to(&description, options.store.as_ref(), options.upload)?;
-            let how = ProducerOptions { bulk: true, ..ProducerOptions::default() };
-            Some((uploader, client.producer(topic, how).await?))
-        };
         let header = |(name, value): (String, String)| Header { name, value: value.into() };
-        Ok(Self {
-            paths: options.paths,
+        let mut this = Self {
+            paths,
             patterns,
+            key,
             limits: Limits {
                 files: options.max_files.unwrap_or(u64::MAX),
                 bytes: options.max_bytes.unwrap_or(u64::MAX),
             },
-            sinks,
+            sinks: Sinks::DryRun(None),
             inline_max: u64::from(options.inline_max),
-            headers: options.attributes.into_iter().map(header).collect(),
+            upload: options.upload.clone(),
+            headers: options.attributes.clone().into_iter().map(header).collect(),
             runtime: Arc::clone(client.runtime()),
+            #[cfg(feature = "jobs")]
+            job: None,
+            #[cfg(feature = "jobs")]
+            retry_failed: options.retry_failed,
+        };
+        this.connect(client, &description, options).await?;
+        Ok(this)
+    }
+
+    async fn connect(
+        &mut self,
+        client: &Client,
+        topic: &TopicDescription,
+        options: BackfillOptions,
+    ) -> Result<(), BackfillError> {
+        #[cfg(feature = "jobs")]
+        if let (true, Some(job)) = (options.dry_run, &options.job) {
+            self.sinks = Sinks::DryRun(job::peek(job)?);
+        }
+        if options.dry_run {
+            return Ok(());
+        }
+        let uploader = client.uploader_to(topic, options.store.as_ref(), options.upload.clone())?;
+        let how = ProducerOptions { bulk: true, ..ProducerOptions::default() };
+        #[cfg(feature = "jobs")]
+        if let Some(named) = options.job.clone() {
+            let job = job::Job::open(client, topic, named, &options).await?;
+            let producer = Producer::open(client, &topic.name, how, Some(Arc::clone(&job) as _)).await?;
+            self.sinks = Sinks::Real(uploader.noting(Arc::clone(&job) as _), producer);
+            self.headers.push(job.header());
+            self.job = Some(job);
+            return Ok(());
+        }
+        self.sinks = Sinks::Real(uploader, client.producer(&topic.name, how).await?);
+        Ok(())
+    }
+
+    /// What remembers the files.
+    fn ledger(&self) -> Option<Arc<dyn Ledger>> {
+        #[cfg(feature = "jobs")]
+        return self.job.clone().map(|job| job as Arc<dyn Ledger>);
+        #[cfg(not(feature = "jobs"))]
+        None
+    }
+
+    /// Starts finding files.
+    fn find(&mut self, chunks: mpsc::Sender<Walked>, small_below: u64) -> tokio::task::JoinHandle<()> {
+        let paths = std::mem::take(&mut self.paths);
+        let patterns = std::mem::replace(&mut self.patterns, Patterns::none());
+        let (key, limits) = (self.key.take(), self.limits);
+        #[cfg(feature = "jobs")]
+        let failed = self.job.clone().filter(|_| self.retry_failed);
+        tokio::task::spawn_blocking(move || {
+            let mut chunks = Chunks::new(&patterns, key.as_ref(), limits, small_below, &chunks);
+            #[cfg(feature = "jobs")]
+            let _: ControlFlow<_> = match failed {
+                Some(job) => job.find_failed(&mut chunks),
+                None => walk::walk(&paths, &mut chunks),
+            };
+            #[cfg(not(feature = "jobs"))]
+            let _: ControlFlow<_> = walk::walk(&paths, &mut chunks);
+            chunks.finish();
         })
     }
 
@@ -173,316 +183,254 @@ impl Backfill {
     ///
     /// # Errors
     /// When it could not go on at all; files that failed alone are in the summary.
-    pub async fn run(self, mut on_event: impl FnMut(BackfillEvent) + Send) -> Result<BackfillSummary, BackfillError> {
+    pub async fn run(
+        mut self,
+        mut on_event: impl FnMut(BackfillEvent) + Send,
+    ) -> Result<BackfillSummary, BackfillError> {
         let start = self.runtime.now();
         let (chunks, walked) = mpsc::channel(CHUNKS_AHEAD);
-        let (paths, patterns, limits) = (self.paths, self.patterns, self.limits);
         let small_below = match &self.sinks {
-            Some((uploader, _)) => uploader.options().pack_below.max(self.inline_max + 1),
-            None => u64::MAX,
+            Sinks::Real(uploader, _) => uploader.options().pack_below.max(self.inline_max + 1),
+            Sinks::DryRun(_) => u64::MAX,
         };
-        let walk = tokio::task::spawn_blocking(move || walk::walk(&paths, &patterns, limits, small_below, &chunks));
-        let (reports, mut reported) = mpsc::channel(CHUNKS_AHEAD);
+        let walk = self.find(chunks, small_below);
+        let (reports, reported) = mpsc::channel(CHUNKS_AHEAD);
+        let phases = Arc::new(Phases::default());
+        let ledger = self.ledger();
         let mut tasks = JoinSet::new();
-        let uploader = self.sinks.as_ref().map(|(uploader, _)| uploader.clone());
-        if let Some((uploader, producer)) = self.sinks {
-            let lane = Lane {
-                uploader,
-                producer,
-                inline_max: self.inline_max,
-                headers: self.headers,
-                reports,
-                fatal: Arc::new(OnceLock::new()),
-            };
-            tasks.spawn(dispatch(lane, walked));
-        } else {
-            tasks.spawn(rehearse(walked, reports));
-        }
-        let mut summary = BackfillSummary::default();
-        let mut found_bytes = 0;
-        while let Some(report) = reported.recv().await {
-            for event in report {
-                match event {
-                    Report::Walked { files, bytes, skipped, complete } => {
-                        summary.files_found += files;
-                        summary.files_skipped += skipped;
-                        found_bytes += bytes;
-                        on_event(BackfillEvent::Found { files: summary.files_found, bytes: found_bytes, complete });
-                    }
-                    Report::Done { name, bytes } => {
-                        summary.files_done += 1;
-                        summary.bytes_done += bytes;
-                        on_event(BackfillEvent::Done { name, bytes });
-                    }
-                    Report::Failed(failure) => {
-                        summary.files_failed += 1;
-                        if summary.failures.len() < FAILURES_LISTED {
-                            summary.failures.push(failure.clone());
-                        }
-                        on_event(BackfillEvent::Failed(failure));
-                    }
-                }
+        let mut sinks = None;
+        match std::mem::replace(&mut self.sinks, Sinks::DryRun(None)) {
+            Sinks::Real(uploader, producer) => {
+                sinks = Some((uploader.clone(), producer.clone()));
+                tasks.spawn(lane::dispatch(
+                    Lane {
+                        uploader,
+                        producer,
+                        inline_max: self.inline_max,
+                        headers: std::mem::take(&mut self.headers).into(),
+                        ledger,
+                        phases: Arc::clone(&phases),
+                        reports,
+                        fatal: Arc::new(OnceLock::new()),
+                        objects: Arc::default(),
+                    },
+                    walked,
+                ));
+            }
+            Sinks::DryRun(lookup) => {
+                tasks.spawn(rehearse(lookup, walked, reports));
             }
         }
-        let ended = tasks.join_next().await.unwrap_or(Ok(Ok(())));
-        ended.unwrap_or(Err(interrupted()))?;
-        walk.await.map_err(|_: JoinError| interrupted())?;
-        if let Some(uploader) = uploader {
+        let telling = Telling { summary: BackfillSummary::default(), progress: BackfillProgress::default(), start };
+        let told = telling.tell(&self, sinks.as_ref(), &phases, reported, &mut on_event).await;
+        let (mut summary, outcome) = match told {
+            Some(summary) => {
+                let ended = tasks.join_next().await.unwrap_or(Ok(Ok(())));
+                (summary, ended.unwrap_or(Err(interrupted())))
+            }
+            None => {
+                // Cancelled: what is under way is dropped, as by a crash.
+                tasks.shutdown().await;
+                (BackfillSummary::default(), Ok(()))
+            }
+        };
+        if outcome.is_ok() {
+            walk.await.map_err(|_: JoinError| interrupted())?;
+        }
+        summary.seconds = (self.runtime.now() - start).as_secs_f64();
+        if let Some((uploader, _)) = &sinks {
             let totals = uploader.totals();
             summary.objects = totals.objects;
             summary.bytes_stored = totals.bytes;
         }
-        summary.seconds = (self.runtime.now() - start).as_secs_f64();
-        Ok(summary)
+        #[cfg(feature = "jobs")]
+        let outcome = self.end_job(&mut summary, outcome, sinks).await;
+        outcome.map(|()| summary)
     }
+
+    /// Notes how the run ended, and lets others open the job.
+    #[cfg(feature = "jobs")]
+    async fn end_job(
+        &mut self,
+        summary: &mut BackfillSummary,
+        outcome: Result<(), BackfillError>,
+        sinks: Option<(Uploader, Producer)>,
+    ) -> Result<(), BackfillError> {
+        let Some(job) = self.job.take() else { return outcome };
+        summary.job = Some(job.name().to_owned());
+        let ended = match &outcome {
+            Ok(()) if job.is_cancelled() => {
+                if let Some((uploader, producer)) = sinks {
+                    drop(producer);
+                    job.cancelled(&uploader).await?;
+                }
+                Err(BackfillError::Cancelled(crate::JobCancelled { job: job.name().to_owned() }))
+            }
+            Ok(()) if summary.files_failed == 0 && !self.retry_failed => Ok(job.end(job::Ended::Complete).await?),
+            _ => Ok(job.end(job::Ended::Incomplete).await?),
+        };
+        let _ = tokio::task::spawn_blocking(move || job.close()).await;
+        outcome.and(ended)
+    }
+}
+
+/// Adds up what the tasks report.
+struct Telling {
+    summary: BackfillSummary,
+    progress: BackfillProgress,
+    start: std::time::Duration,
+}
+
+impl Telling {
+    /// Until the tasks have nothing more to report; `None` when the job was cancelled.
+    async fn tell(
+        mut self,
+        backfill: &Backfill,
+        sinks: Option<&(Uploader, Producer)>,
+        phases: &Phases,
+        mut reported: mpsc::Receiver<Vec<Report>>,
+        on_event: &mut (impl FnMut(BackfillEvent) + Send),
+    ) -> Option<BackfillSummary> {
+        let mut watch = Watch::default();
+        let mut tick = backfill.runtime.sleep(progress::EVERY);
+        loop {
+            tokio::select! {
+                report = reported.recv() => match report {
+                    Some(reports) => reports.into_iter().for_each(|report| self.take(backfill, report, on_event)),
+                    None => break,
+                },
+                () = &mut tick => {
+                    tick = backfill.runtime.sleep(progress::EVERY);
+                    let now = backfill.runtime.now();
+                    self.progress.seconds = (now - self.start).as_secs_f64();
+                    if let Some((uploader, _)) = sinks {
+                        self.progress.bytes_stored = uploader.taken();
+                    }
+                    watch.look(now, &mut self.progress, phases, || Troubles {
+                        store: sinks.and_then(|(uploader, _)| uploader.trouble()),
+                        broker: sinks.and_then(|(_, producer)| producer.trouble()),
+                    });
+                    #[cfg(feature = "jobs")]
+                    if let Some(job) = &backfill.job {
+                        job.publish(&self.progress);
+                        if job.is_cancelled() {
+                            return None;
+                        }
+                    }
+                    on_event(BackfillEvent::Progress(self.progress.clone()));
+                }
+            }
+        }
+        Some(self.summary)
+    }
+
+    fn take(&mut self, backfill: &Backfill, report: Report, on_event: &mut (impl FnMut(BackfillEvent) + Send)) {
+        let (summary, progress) = (&mut self.summary, &mut self.progress);
+        match report {
+            Report::Walked { files, bytes, already, skipped, complete } => {
+                summary.files_found += files + already;
+                summary.files_already += already;
+                summary.files_skipped += skipped;
+                progress.files_found += files;
+                progress.bytes_found += bytes;
+                progress.files_already += already;
+                progress.found_all |= complete;
+                let (files, bytes) = (progress.files_found, progress.bytes_found);
+                on_event(BackfillEvent::Found { files, bytes, complete });
+            }
+            Report::Done { name, bytes } => {
+                summary.files_done += 1;
+                summary.bytes_done += bytes;
+                (progress.files_done, progress.bytes_done) = (summary.files_done, summary.bytes_done);
+                on_event(BackfillEvent::Done { name, bytes });
+            }
+            Report::Would(found) => {
+                summary.files_done += 1;
+                summary.bytes_done += found.size;
+                let key = found.key().to_owned();
+                let placement = backfill.placement(found.size);
+                on_event(BackfillEvent::Would { name: found.name, key, bytes: found.size, placement });
+            }
+            Report::Changed { name } => {
+                summary.files_changed += 1;
+                summary.files_already -= 1;
+                on_event(BackfillEvent::Changed { name });
+            }
+            Report::Failed(failure) => {
+                summary.files_failed += 1;
+                progress.files_failed += 1;
+                if summary.failures.len() < FAILURES_LISTED {
+                    summary.failures.push(failure.clone());
+                }
+                on_event(BackfillEvent::Failed(failure));
+            }
+        }
+    }
+}
+
+impl Backfill {
+    /// How a file of this size would be stored, if it does not compress.
+    fn placement(&self, size: u64) -> Placement {
+        match size {
+            _ if self.inline_max > 0 && size <= self.inline_max => Placement::Inline,
+            _ if size < self.upload.pack_below => Placement::Pack,
+            _ if size < 2 * self.upload.part_bytes => Placement::Object,
+            _ => Placement::Parts,
+        }
+    }
+}
+
+/// Paths that stay right wherever the program is run, and exist. One that lies below another would give two records to a file.
+fn absolute(paths: &[PathBuf]) -> Result<Vec<PathBuf>, BackfillError> {
+    let mut absolute: Vec<PathBuf> = Vec::new();
+    for path in paths {
+        let unreadable = |why: String| SourceUnreadable { path: Some(path.clone()), why };
+        std::fs::metadata(path).map_err(|error| unreadable(error.to_string()))?;
+        // Without `.` and a slash at the end, so that one file has one path.
+        let path: PathBuf =
+            std::path::absolute(path).map_err(|error| unreadable(error.to_string()))?.components().collect();
+        if absolute.contains(&path) {
+            continue;
+        }
+        if let Some(other) = absolute.iter().find(|other| path.starts_with(other) || other.starts_with(&path)) {
+            let why = format!("it overlaps {}, so files would have two records; give one of them", other.display());
+            return Err(unreadable(why).into());
+        }
+        absolute.push(path);
+    }
+    Ok(absolute)
 }
 
 fn interrupted() -> BackfillError {
     UploadError::Interrupted(crate::Interrupted).into()
 }
 
-/// What the tasks tell.
-enum Report {
-    Walked { files: u64, bytes: u64, skipped: u64, complete: bool },
-    Done { name: String, bytes: u64 },
-    Failed(FileFailure),
-}
-
-impl Report {
-    fn failed(name: &str, error: impl ToString) -> Self {
-        Self::Failed(FileFailure { path: name.to_owned(), error: error.to_string() })
-    }
-}
-
-fn walk_report(chunk: &mut Walked) -> Vec<Report> {
-    let files = chunk.files.len() as u64;
-    let bytes = chunk.files.iter().map(|found| found.size).sum();
-    let mut reports = vec![Report::Walked { files, bytes, skipped: chunk.skipped, complete: chunk.complete }];
-    reports.extend(chunk.failures.drain(..).map(Report::Failed));
-    reports
-}
-
 /// A dry run.
-async fn rehearse(mut walked: mpsc::Receiver<Walked>, reports: mpsc::Sender<Vec<Report>>) -> Result<(), BackfillError> {
+async fn rehearse(
+    lookup: Option<Lookup>,
+    mut walked: mpsc::Receiver<Walked>,
+    reports: mpsc::Sender<Vec<Report>>,
+) -> Result<(), BackfillError> {
     while let Some(mut chunk) = walked.recv().await {
-        let mut report = walk_report(&mut chunk);
-        report.extend(chunk.files.into_iter().map(|found| Report::Done { name: found.name, bytes: found.size }));
+        let files = std::mem::take(&mut chunk.files);
+        let mut sorted = match lookup.clone() {
+            Some(lookup) => {
+                let looked = tokio::task::spawn_blocking(move || Ok::<_, BackfillError>((lookup(&files)?, files)));
+                let (known, files) = looked.await.map_err(|_: JoinError| interrupted())??;
+                lane::sort(files, known)
+            }
+            None => Sorted { new: files, ..Sorted::default() },
+        };
+        let mut report = sorted.report(&mut chunk);
+        let Sorted { new, stored, begun, .. } = sorted;
+        let stored = stored.into_iter().map(|(found, ..)| found);
+        let todo = new.into_iter().chain(stored).chain(begun.into_iter().map(|(found, _)| found));
+        report.extend(todo.map(Report::Would));
         if reports.send(report).await.is_err() {
             break;
         }
     }
     Ok(())
-}
-
-/// What each file needs on its way.
-#[derive(Clone)]
-struct Lane {
-    uploader: Uploader,
-    producer: Producer,
-    inline_max: u64,
-    headers: Arc<[Header]>,
-    reports: mpsc::Sender<Vec<Report>>,
-    /// Why the whole backfill cannot go on.
-    fatal: Arc<OnceLock<BackfillError>>,
-}
-
-/// Takes chunks from the walk and sees each file through.
-async fn dispatch(lane: Lane, mut walked: mpsc::Receiver<Walked>) -> Result<(), BackfillError> {
-    let under_way = Arc::new(Semaphore::new(FILES_UNDER_WAY as usize));
-    let readers = Arc::new(Semaphore::new(READERS));
-    let large = Arc::new(Semaphore::new(lane.uploader.options().concurrency));
-    let mut tasks = JoinSet::new();
-    while lane.fatal.get().is_none()
-        && let Some(mut chunk) = walked.recv().await
-    {
-        let report = walk_report(&mut chunk);
-        if lane.reports.send(report).await.is_err() {
-            return Ok(());
-        }
-        if chunk.files.is_empty() {
-            continue;
-        }
-        let files = acquire(&under_way, chunk.files.len() as u32).await?;
-        if chunk.small {
-            let bytes = chunk.files.iter().map(|found| found.size).sum();
-            let room = lane.uploader.room(bytes).await;
-            let reader = acquire(&readers, 1).await?;
-            let (lane, large) = (lane.clone(), Arc::clone(&large));
-            tasks.spawn(async move {
-                lane.small(chunk.files, room, reader, &large).await;
-                drop(files);
-            });
-        } else {
-            let files = Arc::new(files);
-            for found in chunk.files {
-                let turn = acquire(&large, 1).await?;
-                let (lane, files) = (lane.clone(), Arc::clone(&files));
-                tasks.spawn(async move {
-                    let report = lane.one(found).await;
-                    let _ = lane.reports.send(vec![report]).await;
-                    drop((turn, files));
-                });
-            }
-        }
-        while let Some(done) = tasks.try_join_next() {
-            done.map_err(|_: JoinError| interrupted())?;
-        }
-    }
-    while let Some(done) = tasks.join_next().await {
-        done.map_err(|_: JoinError| interrupted())?;
-    }
-    lane.fatal.get().cloned().map_or(Ok(()), Err)
-}
-
-async fn acquire(semaphore: &Arc<Semaphore>, permits: u32) -> Result<OwnedSemaphorePermit, BackfillError> {
-    let permits = permits.min(FILES_UNDER_WAY);
-    Arc::clone(semaphore).acquire_many_owned(permits).await.map_err(|_| interrupted())
-}
-
-impl Lane {
-    /// A chunk of small files: read together, packed together.
-    async fn small(
-        &self,
-        files: Vec<Found>,
-        room: OwnedSemaphorePermit,
-        reader: OwnedSemaphorePermit,
-        large: &Arc<Semaphore>,
-    ) {
-        let options = self.uploader.options();
-        let (compression, below, inline_max) = (options.compression, options.pack_below, self.inline_max);
-        let read = tokio::task::spawn_blocking(move || read::read(files, compression, below, inline_max)).await;
-        drop(reader);
-        let Ok(Read { stored, small, grown, failures }) = read else {
-            let _ = self.fatal.set(interrupted());
-            return;
-        };
-        let mut reports: Vec<_> = failures.into_iter().map(Report::Failed).collect();
-        let packed = small.iter().filter_map(|file| match &file.value {
-            SmallValue::Packed(range, entry) => Some((range.clone(), entry.clone())),
-            SmallValue::Inline(_) => None,
-        });
-        let mut places = self.uploader.pack_all(&stored, packed, room).into_iter();
-        drop(stored);
-        let mut tickets = Vec::with_capacity(small.len());
-        for file in small {
-            let value = match &file.value {
-                SmallValue::Inline(bytes) => {
-                    let content_hash = refstream_types::ContentHash(*blake3::hash(bytes).as_bytes());
-                    Value::Inline { bytes: bytes.clone(), content_hash }
-                }
-                SmallValue::Packed(_, entry) => {
-                    let Some((pack, offset)) = places.next() else { continue };
-                    match self.stored_in(&pack, offset, entry, &file).await {
-                        Ok(reference) => Value::Reference(Box::new(reference)),
-                        Err(error) => {
-                            reports.push(self.upload_failed(&file.name, error));
-                            continue;
-                        }
-                    }
-                }
-            };
-            let record = self.record(&file.name, file.modified, value);
-            match self.producer.send(record).await {
-                Ok(ticket) => tickets.push((file.name, file.size, ticket)),
-                Err(error) => reports.push(self.produce_failed(&file.name, error)),
-            }
-        }
-        for (name, bytes, ticket) in tickets {
-            reports.push(match ticket.ack().await {
-                Ok(_) => Report::Done { name, bytes },
-                Err(error) => self.produce_failed(&name, error),
-            });
-        }
-        for found in grown {
-            let _turn = large.acquire().await;
-            reports.push(self.one(found).await);
-        }
-        let _ = self.reports.send(reports).await;
-    }
-
-    async fn stored_in(
-        &self,
-        pack: &PackState,
-        offset: u64,
-        entry: &refstream_format::pack::PackEntry,
-        file: &SmallFile,
-    ) -> Result<Reference, UploadError> {
-        pack.durable().await?;
-        Ok(Reference {
-            store: self.uploader.store_name().clone(),
-            key: pack.key().clone(),
-            offset: Some(offset),
-            size: entry.size,
-            checksum: Some(entry.checksum),
-            content_hash: Some(entry.content_hash),
-            content_size: entry.content_size,
-            encoding: entry.encoding,
-            content_type: file.content_type.map(str::to_owned),
-            etag: None,
-            version: None,
-        })
-    }
-
-    /// One file by itself. One that changes while it is read gets a second chance.
-    async fn one(&self, found: Found) -> Report {
-        let content_type = content_type::of(&found.name).map(str::to_owned);
-        let upload = || {
-            let (content_type, name) = (content_type.clone(), Some(found.name.clone()));
-            self.uploader.upload(Source::File(found.path.clone()), content_type, name)
-        };
-        let receipt = match upload().await {
-            Err(UploadError::Changed(_)) => upload().await,
-            other => other,
-        };
-        let receipt = match receipt {
-            Ok(receipt) => receipt,
-            Err(error) => return self.upload_failed(&found.name, error),
-        };
-        let bytes = receipt.reference().content_size;
-        let value = Value::Reference(Box::new(receipt.into_reference()));
-        let record = self.record(&found.name, found.modified, value);
-        let acked = match self.producer.send(record).await {
-            Ok(ticket) => ticket.ack().await,
-            Err(error) => Err(error),
-        };
-        match acked {
-            Ok(_) => Report::Done { name: found.name, bytes },
-            Err(error) => self.produce_failed(&found.name, error),
-        }
-    }
-
-    fn record(&self, name: &str, modified: Option<refstream_types::Timestamp>, value: Value) -> Record {
-        Record {
-            key: Some(name.to_owned().into()),
-            event_time: modified,
-            headers: self.headers.to_vec(),
-            source_name: Some(name.to_owned()),
-            source_mtime: modified,
-            value,
-        }
-    }
-
-    /// An upload that every other file's would share the fate of ends the backfill.
-    fn upload_failed(&self, name: &str, error: UploadError) -> Report {
-        let report = Report::failed(name, &error);
-        let hopeless = match &error {
-            UploadError::NotStored(_) => matches!(error.class(), ErrorClass::NotAuthorised | ErrorClass::NotFound),
-            UploadError::Open(_) | UploadError::Interrupted(_) => true,
-            _ => false,
-        };
-        if hopeless {
-            let _ = self.fatal.set(error.into());
-        }
-        report
-    }
-
-    fn produce_failed(&self, name: &str, error: crate::ProduceError) -> Report {
-        let report = Report::failed(name, &error);
-        if matches!(error, crate::ProduceError::Ended(_)) {
-            let _ = self.fatal.set(error.into());
-        }
-        report
-    }
 }
 
 #[cfg(test)]

@@ -207,7 +207,7 @@ impl Client {
     /// # Errors
     /// When the topic does not exist.
     pub async fn producer(&self, topic: &TopicName, options: ProducerOptions) -> Result<Producer, ProduceError> {
-        Producer::open(self, topic, options).await
+        Producer::open(self, topic, options, None).await
     }
     /// A consumer of a topic.
     ///

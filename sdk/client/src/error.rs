@@ -21,7 +21,10 @@ pub use fetch::{
 };
 pub use produce::{NotAcked, ProduceError, ProducerEnded, RecordRefused};
 pub use topic::{RefusedConfig, TopicError, TopicExists, TopicNotFound};
-pub use upload::{BackfillError, Interrupted, InvalidGlob, NotStored, SourceChanged, SourceUnreadable, UploadError};
+pub use upload::{
+    BackfillError, Interrupted, InvalidGlob, InvalidTemplate, JobCancelled, JobMismatch, JobState, NotStored,
+    SourceChanged, SourceUnreadable, UploadError,
+};
 
 /// The kind of trouble, for exit codes and alarms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -20,7 +20,17 @@ mod records;
 mod topics;
 mod uploader;
 
-pub use backfill::{Backfill, BackfillEvent, BackfillOptions, BackfillSummary, FileFailure};
+/// Jobs: backfills that can be ended at any moment and go on where they were.
+#[cfg(feature = "jobs")]
+pub mod jobs {
+    pub use crate::backfill::job::{cancel, list, resume_options, status};
+}
+
+pub use backfill::{
+    Backfill, BackfillEvent, BackfillOptions, BackfillProgress, BackfillSummary, FileFailure, KeyTemplate, Placement,
+};
+#[cfg(feature = "jobs")]
+pub use backfill::{JobOptions, JobPhase, JobStatus};
 pub use client::{Client, ClientOptions, StoreCredentials};
 pub use consumer::{Consumer, ConsumerOptions, Delivery, From};
 pub use error::*;

@@ -20,17 +20,30 @@
 //!    a new identity from sequence 0: what comes later cannot be held up by what is unknown. If the broker no longer knows the identity,
 //!    batches that were certainly not taken go on under a new one; others fail as above.
 //!
+//! A producer with a [`BatchLog`] has a step more: a stamped batch is remembered there, durably, before its first attempt, and again whenever its
+//! stamp changes. Whoever reads the log later can repeat exactly what may be under way and gets the offset that it has.
+//!
 //! **A crash** of this program loses what was not acked; a record whose ack had not arrived may be there. **Dropping** the last
 //! clone of a [`Producer`] aborts what is not acked: tickets resolve to an error that says whether their record may be there. Call
 //! [`Producer::flush`] first.
 
 mod batch;
 mod engine;
+#[cfg_attr(not(feature = "jobs"), allow(dead_code))]
+mod log;
 mod partition;
+#[cfg(feature = "jobs")]
+mod replay;
 mod stream;
+
+#[cfg_attr(not(feature = "jobs"), allow(unused_imports))]
+pub(crate) use log::{BatchLog, Decided, NotLogged, ToLog};
+#[cfg(feature = "jobs")]
+pub(crate) use replay::replay;
 
 use crate::{Client, NotAcked, ProduceError, ProducerEnded, RecordRefused, records};
 use batch::BatchState;
+use bytes::Bytes;
 use engine::{Engine, Input};
 use refstream_filer_adapter::Runtime;
 use refstream_format::batch::{BatchBuilder, EncodedBatch, PushError};
@@ -110,6 +123,9 @@ struct Shared {
     sticky: AtomicU32,
     room: Semaphore,
     inputs: mpsc::UnboundedSender<Input>,
+    log: Option<Arc<dyn BatchLog>>,
+    /// What goes wrong now; `None` while everything goes well.
+    trouble: Mutex<Option<String>>,
     /// The first failure since the last flush.
     failure: Mutex<Option<ProduceError>>,
 }
@@ -126,6 +142,7 @@ struct Slot {
     builder: BatchBuilder,
     state: Arc<BatchState>,
     records: u32,
+    tags: Vec<Bytes>,
     /// Room that the records hold.
     room: usize,
     /// How many batches were built before.
@@ -141,6 +158,7 @@ struct Closed {
     batch: EncodedBatch,
     state: Arc<BatchState>,
     records: u32,
+    tags: Vec<Bytes>,
     room: usize,
 }
 
@@ -181,6 +199,7 @@ impl Producer {
         client: &Client,
         topic: &TopicName,
         options: ProducerOptions,
+        log: Option<Arc<dyn BatchLog>>,
     ) -> Result<Self, ProduceError> {
         let routes = records::lookup(client.brokers(), topic).await?;
         let identity = records::open_producer(client.brokers()).await?;
@@ -200,6 +219,8 @@ impl Producer {
             sticky: AtomicU32::new((client.runtime().random() % u64::from(partitions.max(1))) as u32),
             room: Semaphore::new(options.memory),
             inputs,
+            log,
+            trouble: Mutex::new(None),
             failure: Mutex::new(None),
             options,
         });
@@ -224,10 +245,20 @@ impl Producer {
     /// # Errors
     /// When the record is refused or the producer failed for good.
     pub async fn send(&self, record: Record) -> Result<Ticket, ProduceError> {
+        self.send_tagged(record, None).await
+    }
+
+    /// Sends a record of which the log, if there is one, learns `tag` as well.
+    pub(crate) async fn send_tagged(&self, record: Record, tag: Option<Bytes>) -> Result<Ticket, ProduceError> {
         let shared = &self.handle.shared;
-        let room = shared.room_for(size_of(&record));
+        let room = shared.room_for(size_of(&record) + tag.as_ref().map_or(0, Bytes::len));
         shared.acquire(room).await?;
-        shared.take(&record, room).inspect_err(|_| shared.room.add_permits(room))
+        shared.take(&record, tag, room).inspect_err(|_| shared.room.add_permits(room))
+    }
+
+    /// What goes wrong now, although it is still tried; `None` while everything goes well.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        lock(&self.handle.shared.trouble).clone()
     }
 
     /// Sends what lingers and waits until every record taken so far is acked or failed.
@@ -257,7 +288,7 @@ impl Permit {
     /// # Errors
     /// When the record is refused (too large, an invalid reference).
     pub fn send(mut self, record: Record) -> Result<Ticket, ProduceError> {
-        let ticket = self.shared.take(&record, self.room)?;
+        let ticket = self.shared.take(&record, None, self.room)?;
         self.room = 0;
         Ok(ticket)
     }
@@ -299,7 +330,7 @@ impl Shared {
     }
 
     /// Puts the record into its partition's batch. `room` is the batch's from here on, if this succeeds.
-    fn take(&self, record: &Record, room: usize) -> Result<Ticket, ProduceError> {
+    fn take(&self, record: &Record, tag: Option<Bytes>, room: usize) -> Result<Ticket, ProduceError> {
         let partition = match &record.key {
             Some(key) => partition_for_key(key, self.slots.len() as u32),
             None => PartitionId(self.sticky.load(Ordering::Relaxed)),
@@ -318,6 +349,7 @@ impl Shared {
         }
         let index = slot.records;
         slot.records += 1;
+        slot.tags.extend(tag);
         slot.room += room;
         let ticket = Ticket { state: Arc::clone(&slot.state), index };
         if slot.builder.bytes() >= self.options.batch_bytes {
@@ -337,12 +369,13 @@ impl Shared {
     fn close(&self, partition: PartitionId, slot: &mut Slot) {
         let state = std::mem::take(&mut slot.state);
         let records = std::mem::take(&mut slot.records);
+        let tags = std::mem::take(&mut slot.tags);
         let room = std::mem::take(&mut slot.room);
         slot.number += 1;
         let next = (partition.0 + 1) % self.slots.len() as u32;
         let _ = self.sticky.compare_exchange(partition.0, next, Ordering::Relaxed, Ordering::Relaxed);
         let Some(batch) = slot.builder.finish(None) else { return };
-        let closed = Closed { partition, batch, state, records, room };
+        let closed = Closed { partition, batch, state, records, tags, room };
         if let Err(mpsc::error::SendError(Input::Closed(closed))) = self.inputs.send(Input::Closed(closed)) {
             closed.state.decide(Err(self.never_sent(closed.partition)));
         }

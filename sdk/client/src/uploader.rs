@@ -13,17 +13,21 @@
 //! An object over 1 MiB that holds one blob gets a sidecar with the CRC32C of each stored MiB, so that ranges can be verified.
 //!
 //! **Order of writes**: object and sidecar are both durable before there is a receipt, and only a receipt makes a reference. Keys are
-//! random and used once, so a retry writes the same bytes to the same key. **A crash** at any point leaves objects that nothing refers to;
+//! random and used once, so a retry writes the same bytes to the same key, also in a later process (`notes`). **A crash** at any point leaves objects that nothing refers to;
 //! garbage collection removes them. A failed multipart upload is aborted.
 
 mod encode;
 mod large;
+#[cfg_attr(not(feature = "jobs"), allow(dead_code))]
+mod notes;
 mod pack;
 mod source;
 mod store;
 
 pub(crate) use encode::prepare_small;
 use encode::{ForObject, Prepared, prepare, prepare_object};
+#[cfg_attr(not(feature = "jobs"), allow(unused_imports))]
+pub(crate) use notes::{Begun, BegunHow, FileTag, NotedPack, PackNotes, UploadNotes};
 pub(crate) use pack::PackState;
 pub(crate) use source::{OpenFile, is_compressed_type};
 
@@ -33,11 +37,11 @@ use large::Content;
 use pack::Packer;
 use refstream_filer_adapter::{Attributes, BlobStore, Runtime};
 use refstream_format::blocks::BLOCK_BYTES;
-use refstream_types::{Key, Layout, Reference, StoreName, TopicFolder};
+use refstream_types::{Crc32c, Key, Layout, Reference, StoreName, TopicFolder};
 use std::{
     path::PathBuf,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -78,7 +82,8 @@ pub enum Source {
 }
 
 /// How to upload.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
 pub struct UploadOptions {
     /// Payloads below this many stored bytes share packs; at most 1 MiB counts. 0: every payload is an object of its own.
     pub pack_below: u64,
@@ -134,8 +139,13 @@ struct Inner {
     memory: Arc<Semaphore>,
     requests: Arc<Semaphore>,
     packer: Packer,
+    notes: Option<Arc<dyn PackNotes>>,
+    /// What goes wrong now; `None` while everything goes well.
+    trouble: Mutex<Option<String>>,
     objects: AtomicU64,
     bytes: AtomicU64,
+    /// Bytes that the store has taken, of parts of unfinished objects too.
+    taken: AtomicU64,
 }
 
 impl Inner {
@@ -155,6 +165,15 @@ impl Inner {
     }
     fn is_large(&self, content: u64) -> bool {
         content >= 2 * self.options.part_bytes
+    }
+    fn set_trouble(&self, trouble: Option<String>) {
+        let mut slot = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        if slot.is_some() || trouble.is_some() {
+            *slot = trouble;
+        }
+    }
+    fn note_taken(&self, bytes: u64) {
+        self.taken.fetch_add(bytes, Ordering::Relaxed);
     }
     fn note_stored(&self, bytes: u64) {
         self.objects.fetch_add(1, Ordering::Relaxed);
@@ -191,11 +210,45 @@ impl Uploader {
                 memory: Arc::new(Semaphore::new(memory)),
                 requests: Arc::new(Semaphore::new(options.concurrency)),
                 packer: Packer::default(),
+                notes: None,
+                trouble: Mutex::new(None),
                 objects: AtomicU64::new(0),
                 bytes: AtomicU64::new(0),
+                taken: AtomicU64::new(0),
                 options,
             }),
         }
+    }
+
+    /// The same uploader, which notes its packs. To be called before the first clone is made.
+    #[cfg_attr(not(feature = "jobs"), allow(dead_code))]
+    pub(crate) fn noting(mut self, notes: Arc<dyn PackNotes>) -> Self {
+        if let Some(inner) = Arc::get_mut(&mut self.inner) {
+            inner.notes = Some(notes);
+        }
+        self
+    }
+
+    /// What goes wrong now, although it is still tried; `None` while everything goes well.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        self.inner.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Bytes that the store has taken so far, of parts of unfinished objects too.
+    pub(crate) fn taken(&self) -> u64 {
+        self.inner.taken.load(Ordering::Relaxed)
+    }
+
+    /// Gives up an upload in parts that an earlier process began.
+    #[cfg_attr(not(feature = "jobs"), allow(dead_code))]
+    pub(crate) async fn give_up(&self, begun: &Begun) -> Result<(), UploadError> {
+        large::give_up(&self.inner, begun).await
+    }
+
+    /// Whether there is an object of this size.
+    #[cfg_attr(not(feature = "jobs"), allow(dead_code))]
+    pub(crate) async fn has(&self, key: &Key, size: u64) -> Result<bool, UploadError> {
+        store::has(&self.inner, key, size).await
     }
 
     /// Stores a payload in one pass over its bytes. Waits while memory or requests are at their limit. `name` is kept in a
@@ -209,26 +262,38 @@ impl Uploader {
         content_type: Option<String>,
         name: Option<String>,
     ) -> Result<Receipt, UploadError> {
+        self.upload_noted(source, content_type, name, None).await
+    }
+
+    /// As [`Uploader::upload`], noting how far it is, and going on where an earlier process was ended.
+    pub(crate) async fn upload_noted(
+        &self,
+        source: Source,
+        content_type: Option<String>,
+        name: Option<String>,
+        notes: Option<Arc<dyn UploadNotes>>,
+    ) -> Result<Receipt, UploadError> {
         let inner = &self.inner;
         let compression = inner.options.compression.filter(|_| !is_compressed_type(content_type.as_deref()));
         match source {
             Source::Bytes(bytes) if inner.is_large(bytes.len() as u64) => {
                 let size = Some(bytes.len() as u64);
-                large::upload(inner, Content::memory(bytes), size, None, compression, content_type).await
+                large::upload(inner, Content::memory(bytes), size, None, compression, content_type, notes).await
             }
             Source::Bytes(bytes) => {
                 let room = inner.room(bytes.len() as u64).await;
-                self.store_content(vec![bytes], room, compression, content_type, name).await
+                self.store_content(vec![bytes], room, compression, content_type, name, notes).await
             }
             Source::File(path) => {
                 let file = blocking(move || OpenFile::open(&path)).await??;
                 if inner.is_large(file.size()) {
                     let size = Some(file.size());
-                    return large::upload(inner, Content::file(file), size, None, compression, content_type).await;
+                    return large::upload(inner, Content::file(file), size, None, compression, content_type, notes)
+                        .await;
                 }
                 let room = inner.room(file.size()).await;
                 let content = blocking(move || file.read_whole()).await??;
-                self.store_content(content, room, compression, content_type, name).await
+                self.store_content(content, room, compression, content_type, name, notes).await
             }
             Source::Reader(mut reader) => {
                 // The length is not known: there is room for a payload that is not large, and for the start of one that is.
@@ -237,9 +302,10 @@ impl Uploader {
                 let (pieces, ended) = source::read_up_to(&mut reader, most).await?;
                 if !ended {
                     let first = Some((pieces, room));
-                    return large::upload(inner, Content::stream(reader), None, first, compression, content_type).await;
+                    let content = Content::stream(reader);
+                    return large::upload(inner, content, None, first, compression, content_type, notes).await;
                 }
-                self.store_content(pieces, room, compression, content_type, name).await
+                self.store_content(pieces, room, compression, content_type, name, notes).await
             }
         }
     }
@@ -252,27 +318,35 @@ impl Uploader {
         compression: Option<i32>,
         content_type: Option<String>,
         name: Option<String>,
+        notes: Option<Arc<dyn UploadNotes>>,
     ) -> Result<Receipt, UploadError> {
         let inner = &self.inner;
         let length: usize = content.iter().map(Bytes::len).sum();
         if length <= ENCODE_INLINE {
-            return self.store_whole(prepare(content, compression), room, content_type, name).await;
+            return self.store_whole(prepare(content, compression), room, content_type, name, notes).await;
         }
         if inner.is_small(length as u64) {
             let prepared = blocking(move || prepare(content, compression)).await?;
-            return self.store_whole(prepared, room, content_type, name).await;
+            return self.store_whole(prepared, room, content_type, name, notes).await;
         }
         let given = match blocking(move || prepare_object(content, compression)).await? {
-            ForObject::Compressed(prepared) => return self.store_whole(prepared, room, content_type, name).await,
+            ForObject::Compressed(prepared) => {
+                return self.store_whole(prepared, room, content_type, name, notes).await;
+            }
             ForObject::AsGiven(given) => given,
         };
-        let key = inner.new_key();
+        let (key, there) = self.begin_whole(given.size, given.checksum, notes.as_deref()).await?;
         let content = given.content.clone();
         let hash = blocking(move || Ok::<_, UploadError>(encode::hash(&content)));
         let hash = async { hash.await? };
         let attributes = Attributes { content_type: content_type.clone() };
         let blob = (given.size, given.checksum, &given.blocks[..]);
-        let object = store::put_blob(inner, &key, given.content.clone(), blob, &attributes);
+        let object = async {
+            match there {
+                true => store::put_sidecar(inner, &key, given.size, &given.blocks).await.map(|()| key.clone()),
+                false => store::put_blob(inner, &key, given.content.clone(), blob, &attributes).await,
+            }
+        };
         let (hash, key) = futures::try_join!(hash, object)?;
         drop(room);
         Ok(Receipt { reference: given.with_hash(hash).reference(&inner.name, &key, None, content_type) })
@@ -285,20 +359,45 @@ impl Uploader {
         room: OwnedSemaphorePermit,
         content_type: Option<String>,
         name: Option<String>,
+        notes: Option<Arc<dyn UploadNotes>>,
     ) -> Result<Receipt, UploadError> {
         let inner = &self.inner;
         if inner.is_small(prepared.size) {
             let stored = crate::payload::joined(prepared.stored.clone());
-            let (pack, offset) = pack::add(inner, &stored, prepared.pack_entry(name), Some(room));
+            let (pack, offset) =
+                pack::add(inner, &stored, prepared.pack_entry(name), notes.map(|notes| notes.tag()), Some(room));
             pack.durable().await?;
             return Ok(Receipt { reference: prepared.reference(&inner.name, pack.key(), Some(offset), content_type) });
         }
-        let key = inner.new_key();
+        let (key, there) = self.begin_whole(prepared.size, prepared.checksum, notes.as_deref()).await?;
         let attributes = Attributes { content_type: prepared.stored_type(content_type.as_deref()) };
         let blob = (prepared.size, prepared.checksum, &prepared.blocks[..]);
-        let key = store::put_blob(inner, &key, prepared.stored.clone(), blob, &attributes).await?;
+        let key = match there {
+            true => store::put_sidecar(inner, &key, prepared.size, &prepared.blocks).await.map(|()| key)?,
+            false => store::put_blob(inner, &key, prepared.stored.clone(), blob, &attributes).await?,
+        };
         drop(room);
         Ok(Receipt { reference: prepared.reference(&inner.name, &key, None, content_type) })
+    }
+
+    /// The key of an object with these bytes, and whether an earlier process has stored it already.
+    async fn begin_whole(
+        &self,
+        size: u64,
+        checksum: Crc32c,
+        notes: Option<&dyn UploadNotes>,
+    ) -> Result<(Key, bool), UploadError> {
+        let inner = &self.inner;
+        // Where the store chooses the key, nothing can be noted before it has.
+        let Some(notes) = notes.filter(|_| !inner.store.names_objects()) else { return Ok((inner.new_key(), false)) };
+        let how = BegunHow::Whole { size, checksum };
+        if let Some(earlier) = notes.earlier().filter(|earlier| earlier.how == how) {
+            let there = store::has(inner, &earlier.key, size).await?;
+            return Ok((earlier.key, there));
+        }
+        let key = inner.new_key();
+        notes.begun(&Begun { key: key.clone(), how }).await?;
+        Ok((key, false))
     }
 
     /// Stores packs that are waiting for more payloads now.
@@ -317,7 +416,7 @@ impl Uploader {
     pub(crate) fn pack_all(
         &self,
         stored: &[u8],
-        blobs: impl Iterator<Item = (std::ops::Range<usize>, refstream_format::pack::PackEntry)>,
+        blobs: impl Iterator<Item = pack::Blob>,
         room: OwnedSemaphorePermit,
     ) -> Vec<(Arc<PackState>, u64)> {
         pack::add_all(&self.inner, stored, blobs, room)

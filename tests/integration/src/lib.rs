@@ -326,6 +326,20 @@ impl Files {
         Self { folder, expected }
     }
 
+    /// One more, of `bytes` bytes that do not compress.
+    ///
+    /// # Panics
+    /// When it cannot be written.
+    pub fn add(&mut self, name: &str, bytes: usize, seed: u64) {
+        use rand::{RngCore as _, SeedableRng as _};
+        let mut contents = vec![0; bytes];
+        rand::rngs::StdRng::seed_from_u64(seed).fill_bytes(&mut contents);
+        let path = self.folder.path().join(name);
+        std::fs::create_dir_all(path.parent().expect("a parent")).expect("a folder");
+        std::fs::write(&path, &contents).expect("a file");
+        self.expected.insert(name.to_owned(), format!("BLAKE3:{}", blake3::hash(&contents).to_hex()));
+    }
+
     /// Where they are.
     pub fn path(&self) -> &Path {
         self.folder.path()

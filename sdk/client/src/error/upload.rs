@@ -1,7 +1,7 @@
 //! Uploads and backfills.
 
 use super::{ErrorClass, OpenStoreError, TopicError, answers_of_parts, fixed_answers, store_class};
-use crate::ProduceError;
+use crate::{ConsumeError, ProduceError};
 use refstream_filer_adapter::{CreateError, StoreError};
 use refstream_types::{Key, StoreName};
 use std::{path::PathBuf, time::Duration};
@@ -51,6 +51,17 @@ impl NotStored {
         let (CreateError::DidNotHappen(error) | CreateError::MayHaveHappened(error)) = error;
         Self { name: name.clone(), key: key.clone(), tried_for, error, may_have_left_object }
     }
+    /// An object that an earlier process completed is not what its file holds now.
+    pub(crate) fn of_other_size(name: &StoreName, key: &Key) -> Self {
+        let error = StoreError {
+            kind: refstream_filer_adapter::StoreErrorKind::Corrupt,
+            operation: "head",
+            store: name.to_string(),
+            key: Some(key.clone()),
+            message: "the object that was uploaded earlier has another size than the file's encoding now".into(),
+        };
+        Self { name: name.clone(), key: key.clone(), tried_for: Duration::ZERO, error, may_have_left_object: true }
+    }
     pub(crate) fn class(&self) -> ErrorClass {
         store_class(self.error.kind)
     }
@@ -61,6 +72,17 @@ impl NotStored {
         !self.may_have_left_object
     }
 }
+
+/// The state of a job cannot be read or written.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("the state of the job in {} {why}", path.display())]
+pub struct JobState {
+    /// Its file.
+    pub path: PathBuf,
+    /// What is wrong with it, and what to do.
+    pub why: String,
+}
+fixed_answers!(JobState: Failed, retryable false, no_side_effects false);
 
 /// The uploader was dropped, or its runtime is shutting down, before the payload was stored.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -86,11 +108,14 @@ pub enum UploadError {
     /// The store did not take it.
     #[error(transparent)]
     NotStored(Box<NotStored>),
+    /// The state of the job cannot be written.
+    #[error(transparent)]
+    State(#[from] JobState),
     /// Given up.
     #[error(transparent)]
     Interrupted(Interrupted),
 }
-answers_of_parts!(UploadError: Topic, Open, Source, Changed, NotStored, Interrupted);
+answers_of_parts!(UploadError: Topic, Open, Source, Changed, NotStored, State, Interrupted);
 
 /// A pattern that is no glob.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -103,12 +128,46 @@ pub struct InvalidGlob {
 }
 fixed_answers!(InvalidGlob: Invalid, retryable false, no_side_effects true);
 
+/// A template that is none.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("the key template {template:?} is wrong: {why}")]
+pub struct InvalidTemplate {
+    /// The template.
+    pub template: String,
+    /// What is wrong.
+    pub why: String,
+}
+fixed_answers!(InvalidTemplate: Invalid, retryable false, no_side_effects true);
+
+/// A job cannot be run as it was asked.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("the job {job:?} cannot be run: {why}")]
+pub struct JobMismatch {
+    /// Its name.
+    pub job: String,
+    /// Why, and what to do.
+    pub why: String,
+}
+fixed_answers!(JobMismatch: Invalid, retryable false, no_side_effects true);
+
+/// A job was cancelled while it ran. Records that were acked before stay.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("the job {job:?} was cancelled; records that were made stay")]
+pub struct JobCancelled {
+    /// Its name.
+    pub job: String,
+}
+fixed_answers!(JobCancelled: Failed, retryable false, no_side_effects false);
+
 /// A backfill could not go on. Files whose record was acked before stay backfilled.
 #[derive(Clone, Debug, Error)]
 pub enum BackfillError {
     /// A pattern is no glob.
     #[error(transparent)]
     Glob(#[from] InvalidGlob),
+    /// The key template is wrong.
+    #[error(transparent)]
+    Template(#[from] InvalidTemplate),
     /// A path that was given cannot be read.
     #[error(transparent)]
     Source(#[from] SourceUnreadable),
@@ -118,5 +177,17 @@ pub enum BackfillError {
     /// Records cannot be produced.
     #[error(transparent)]
     Produce(#[from] ProduceError),
+    /// What an earlier process left undecided could not be read back.
+    #[error(transparent)]
+    Consume(#[from] ConsumeError),
+    /// The state of the job cannot be read or written.
+    #[error(transparent)]
+    State(#[from] JobState),
+    /// The job cannot be run as it was asked.
+    #[error(transparent)]
+    Job(#[from] JobMismatch),
+    /// It was cancelled.
+    #[error(transparent)]
+    Cancelled(JobCancelled),
 }
-answers_of_parts!(BackfillError: Glob, Source, Upload, Produce);
+answers_of_parts!(BackfillError: Glob, Template, Source, Upload, Produce, Consume, State, Job, Cancelled);

@@ -4,6 +4,7 @@ use super::{
     Closed, Shared,
     batch::{BatchState, Placed},
     lock,
+    log::{Decided, NotLogged},
     partition::{Attempt, Consequence, Identity, Pending, Queue, Verdict},
     stream::{Stream, StreamId},
 };
@@ -15,7 +16,7 @@ use crate::{
 };
 use bytes::Bytes;
 use refstream_proto::v1::{self, AppendRequest, AppendResponse, ErrorCode, append_result};
-use refstream_types::{AckMode, Offset, PartitionId, Timestamp};
+use refstream_types::{AckMode, Offset, PartitionId, ProducerStamp, Timestamp, TopicId};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
@@ -41,6 +42,8 @@ pub(super) enum Input {
     Closed(Closed),
     /// Close all batches; tell which are undecided.
     Flush(oneshot::Sender<Vec<Arc<BatchState>>>),
+    /// A batch is in the log, or cannot be.
+    Logged { partition: PartitionId, number: u64, stamp: ProducerStamp, outcome: Result<(), NotLogged> },
     /// A broker answered.
     Answered { stream: StreamId, response: AppendResponse },
     /// A stream is gone.
@@ -75,6 +78,8 @@ pub(super) struct Engine {
     /// Partitions whose batch has lingered while others of theirs wait to be sent.
     overdue: BTreeSet<u32>,
     counter: u64,
+    /// Batches so far.
+    batches: u64,
     next_expiry_check: Duration,
     /// What went wrong last, for errors of batches whose time is up.
     last_trouble: Option<(String, ErrorClass)>,
@@ -91,7 +96,7 @@ impl Engine {
     ) -> Self {
         let partitions = shared.slots.len();
         Self {
-            queues: (0..partitions).map(|_| Queue::new(identity)).collect(),
+            queues: (0..partitions).map(|_| Queue::new(identity, shared.log.is_some())).collect(),
             backoffs: vec![Backoff::new(); partitions],
             shared,
             brokers,
@@ -107,6 +112,7 @@ impl Engine {
             lingering: VecDeque::new(),
             overdue: BTreeSet::new(),
             counter: 0,
+            batches: 0,
             next_expiry_check: Duration::ZERO,
             last_trouble: None,
             ended: None,
@@ -171,6 +177,13 @@ impl Engine {
                 }
                 let _ = reply.send(self.undecided());
             }
+            Input::Logged { partition, number, stamp, outcome } => match outcome {
+                Ok(()) => {
+                    self.queues[partition.0 as usize].logged(number, stamp);
+                    self.dirty.insert(partition.0);
+                }
+                Err(error) => self.ended = Some(format!("its log cannot be written: {error}")),
+            },
             Input::Answered { stream, response } => self.answered(stream, response),
             Input::StreamEnded { stream, endpoint, why } => self.stream_ended(stream, &endpoint, why),
             Input::LookedUp(outcome) => self.looked_up(outcome),
@@ -190,7 +203,8 @@ impl Engine {
         if queue.is_empty() {
             self.next_expiry_check = self.next_expiry_check.max(self.shared.runtime.now());
         }
-        queue.push(closed, deadline);
+        self.batches += 1;
+        queue.push(closed, self.batches, deadline);
         self.dirty.insert(partition);
     }
 
@@ -256,6 +270,19 @@ impl Engine {
                 self.waiting.insert(partition);
                 continue;
             };
+            if let Some(log) = &self.shared.log {
+                for batch in queue.unlogged() {
+                    let (number, partition, stamp) = (batch.number, batch.partition, batch.stamp());
+                    let remembered = log.remember(batch);
+                    let inputs = self.shared.inputs.clone();
+                    tokio::spawn(async move {
+                        let outcome = remembered.await;
+                        if let Some(stamp) = stamp {
+                            let _ = inputs.send(Input::Logged { partition, number, stamp, outcome });
+                        }
+                    });
+                }
+            }
             loop {
                 self.counter += 1;
                 let attempt = Attempt(self.counter);
@@ -299,16 +326,8 @@ impl Engine {
         let mut batches = batches.into_iter().peekable();
         while batches.peek().is_some() {
             self.counter += 1;
-            let mut request = AppendRequest {
-                request_id: self.counter,
-                topic_id: self.shared.topic_id.0,
-                ack_mode: match self.shared.options.ack {
-                    AckMode::Durable => v1::AckMode::Durable.into(),
-                    AckMode::Replicated => v1::AckMode::Replicated.into(),
-                },
-                bulk: self.shared.options.bulk,
-                batches: Vec::new(),
-            };
+            let options = &self.shared.options;
+            let mut request = append_request(self.counter, self.shared.topic_id, options.ack, options.bulk);
             let mut attempts = Vec::new();
             let mut partitions = BTreeSet::new();
             let mut bytes = 0;
@@ -351,6 +370,11 @@ impl Engine {
     fn appended(&mut self, partition: u32, attempt: Attempt, appended: &v1::Appended) {
         self.backoffs[partition as usize].reset();
         if let Consequence::Acked(pending) = self.queues[partition as usize].answered(attempt, Verdict::Appended) {
+            if let Some(log) = &self.shared.log {
+                let outcome = Decided::Placed { partition: PartitionId(partition), base: Offset(appended.base_offset) };
+                log.decided(pending.number, outcome);
+            }
+            *lock(&self.shared.trouble) = None;
             pending.state.decide(Ok(Placed {
                 partition: PartitionId(partition),
                 base: Offset(appended.base_offset),
@@ -404,6 +428,7 @@ impl Engine {
         let hold = self.now() + delay;
         let queue = &mut self.queues[partition as usize];
         queue.hold = queue.hold.max(hold);
+        *lock(&self.shared.trouble) = Some(why.clone());
         self.last_trouble = Some((why, class));
         self.dirty.insert(partition);
     }
@@ -418,6 +443,10 @@ impl Engine {
                 class,
                 retryable,
             }));
+            if let Some(log) = &self.shared.log {
+                let outcome = if pending.may_have_happened() { Decided::InDoubt } else { Decided::Refused };
+                log.decided(pending.number, outcome);
+            }
             lock(&self.shared.failure).get_or_insert_with(|| error.clone());
             pending.state.decide(Err(error));
             self.shared.room.add_permits(pending.room);
@@ -508,6 +537,15 @@ impl Engine {
             }
         }
     }
+}
+
+/// A request without batches yet.
+pub(super) fn append_request(request_id: u64, topic_id: TopicId, ack: AckMode, bulk: bool) -> AppendRequest {
+    let ack_mode = match ack {
+        AckMode::Durable => v1::AckMode::Durable.into(),
+        AckMode::Replicated => v1::AckMode::Replicated.into(),
+    };
+    AppendRequest { request_id, topic_id: topic_id.0, ack_mode, bulk, batches: Vec::new() }
 }
 
 /// A request holds at most one batch of a partition: first the first batch of each partition, then the second, and so on.

@@ -1,9 +1,9 @@
 //! The batches of one partition on their way: a pure state machine, without I/O or clock.
 
-use super::{Closed, MAX_IN_FLIGHT, batch::BatchState};
+use super::{Closed, MAX_IN_FLIGHT, batch::BatchState, log::ToLog};
 use bytes::Bytes;
 use refstream_format::batch::EncodedBatch;
-use refstream_types::{ProducerEpoch, ProducerId, ProducerStamp, Sequence};
+use refstream_types::{PartitionId, ProducerEpoch, ProducerId, ProducerStamp, Sequence};
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 /// A producer's identity.
@@ -19,6 +19,12 @@ pub(super) struct Pending {
     batch: EncodedBatch,
     pub(super) state: Arc<BatchState>,
     pub(super) room: usize,
+    /// Unique within the producer.
+    pub(super) number: u64,
+    partition: PartitionId,
+    tags: Vec<Bytes>,
+    /// The stamp under which the log has it, or is about to.
+    logged: Option<Logged>,
     /// When its records fail.
     deadline: Duration,
     /// The attempt that is under way.
@@ -34,6 +40,13 @@ impl Pending {
     pub(super) fn may_have_happened(&self) -> bool {
         self.in_doubt || self.attempt.is_some()
     }
+}
+
+/// How far the log is with a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Logged {
+    stamp: ProducerStamp,
+    durable: bool,
 }
 
 /// A batch in the order of its sequences. `None` once it is acked while an earlier one is still undecided: its records count.
@@ -93,14 +106,16 @@ pub(super) struct Queue {
     draining: bool,
     /// Nothing is sent before this time.
     pub(super) hold: Duration,
+    /// Batches are sent once they are in the log.
+    logs: bool,
 }
 
 /// The highest number of attempts that may be damaged on arrival before the batch itself must be at fault.
 const MAX_DAMAGED: u32 = 3;
 
 impl Queue {
-    pub(super) fn new(identity: Identity) -> Self {
-        Self { identity: Some(identity), ..Self::default() }
+    pub(super) fn new(identity: Identity, logs: bool) -> Self {
+        Self { identity: Some(identity), logs, ..Self::default() }
     }
     pub(super) fn is_empty(&self) -> bool {
         self.entries.is_empty()
@@ -114,9 +129,21 @@ impl Queue {
             self.base = 0;
         }
     }
-    pub(super) fn push(&mut self, closed: Closed, deadline: Duration) {
-        let Closed { partition: _, batch, state, records, room } = closed;
-        let pending = Pending { batch, state, room, deadline, attempt: None, in_doubt: false, damaged: 0 };
+    pub(super) fn push(&mut self, closed: Closed, number: u64, deadline: Duration) {
+        let Closed { partition, batch, state, records, tags, room } = closed;
+        let pending = Pending {
+            batch,
+            state,
+            room,
+            number,
+            partition,
+            tags,
+            logged: None,
+            deadline,
+            attempt: None,
+            in_doubt: false,
+            damaged: 0,
+        };
         self.entries.push_back(Entry { records, pending: Some(pending) });
     }
     /// The undecided batches.
@@ -135,6 +162,45 @@ impl Queue {
         self.entries.len() > MAX_IN_FLIGHT
     }
 
+    /// Batches that would be sent next but are not in the log under their stamp; it is told with [`Queue::logged`] once they are.
+    pub(super) fn unlogged(&mut self) -> Vec<ToLog> {
+        let Some((id, epoch)) = self.identity.filter(|_| self.logs && !(self.draining && self.under_way() > 0)) else {
+            return Vec::new();
+        };
+        let mut wanted = Vec::new();
+        let mut first = self.base;
+        for entry in self.entries.iter_mut().take(MAX_IN_FLIGHT) {
+            let stamp = ProducerStamp { id, epoch, first: Sequence(first) };
+            if let Some(pending) = &mut entry.pending
+                && pending.attempt.is_none()
+                && pending.logged.is_none_or(|logged| logged.stamp != stamp)
+            {
+                if pending.batch.header().producer != Some(stamp) {
+                    pending.batch = pending.batch.with_producer(stamp);
+                }
+                pending.logged = Some(Logged { stamp, durable: false });
+                wanted.push(ToLog {
+                    number: pending.number,
+                    partition: pending.partition,
+                    batch: pending.batch.clone(),
+                    tags: pending.tags.clone(),
+                });
+            }
+            first += u64::from(entry.records);
+        }
+        wanted
+    }
+
+    /// A batch is in the log under this stamp.
+    pub(super) fn logged(&mut self, number: u64, stamp: ProducerStamp) {
+        let pending = self.entries.iter_mut().filter_map(|entry| entry.pending.as_mut()).find(|p| p.number == number);
+        if let Some(logged) = pending.and_then(|pending| pending.logged.as_mut())
+            && logged.stamp == stamp
+        {
+            logged.durable = true;
+        }
+    }
+
     /// The next batch to send, stamped; call until `None`. The caller has checked `hold` and found a broker.
     pub(super) fn next(&mut self, attempt: Attempt) -> Option<Bytes> {
         let (id, epoch) = self.identity?;
@@ -151,6 +217,9 @@ impl Queue {
                 && pending.attempt.is_none()
             {
                 let stamp = ProducerStamp { id, epoch, first: Sequence(first) };
+                if self.logs && pending.logged != Some(Logged { stamp, durable: true }) {
+                    return None;
+                }
                 if pending.batch.header().producer != Some(stamp) {
                     pending.batch = pending.batch.with_producer(stamp);
                 }

@@ -1,17 +1,17 @@
 //! Large payloads: parts, in parallel, within the memory limit.
 
 use super::{
-    Inner, READ_BYTES, Receipt, blocking,
+    Begun, BegunHow, Inner, READ_BYTES, Receipt, UploadNotes, blocking,
     encode::{Encoder, sample_pays, stored_type},
     source::{OpenFile, read_up_to},
-    store::{harmless, put_sidecar, repeat},
+    store::{harmless, has, put_sidecar, repeat},
 };
-use crate::{Interrupted, UploadError};
+use crate::{Interrupted, NotStored, UploadError};
 use bytes::Bytes;
-use refstream_filer_adapter::{Attributes, MultipartUpload, Part};
+use refstream_filer_adapter::{Attributes, MultipartUpload, Part, StoreError, StoreErrorKind};
 use refstream_format::blocks::BLOCK_BYTES;
 use refstream_types::{Crc32c, Key, Reference};
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 use tokio::{io::AsyncRead, sync::OwnedSemaphorePermit, task::JoinSet};
 
 /// The most parts of an upload, as in S3; a few are kept in reserve for what compression may add.
@@ -126,15 +126,15 @@ impl Content {
     }
 }
 
-/// Gives an upload up unless it was completed.
+/// Gives an upload up unless it was completed, or somebody may go on with it.
 struct Started {
     upload: Arc<dyn MultipartUpload>,
-    completed: bool,
+    keep: bool,
 }
 
 impl Drop for Started {
     fn drop(&mut self) {
-        if self.completed {
+        if self.keep {
             return;
         }
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
@@ -154,6 +154,95 @@ fn part_size(least: u64, size: Option<u64>) -> u64 {
     needed.max(least).next_multiple_of(BLOCK_BYTES)
 }
 
+/// Where the parts go, and which of them are there already.
+struct Target {
+    key: Key,
+    /// `None`: an earlier process has completed the upload.
+    upload: Option<Arc<dyn MultipartUpload>>,
+    there: BTreeMap<u32, Part>,
+}
+
+/// Finds the upload that an earlier process began, or starts one.
+async fn target(
+    inner: &Inner,
+    part_bytes: u64,
+    compressed: bool,
+    attributes: &Attributes,
+    notes: Option<&dyn UploadNotes>,
+) -> Result<Target, UploadError> {
+    if let Some(Begun { key, how }) = notes.and_then(UploadNotes::earlier)
+        && let BegunHow::Parts { upload, part_bytes: earlier, compressed: was_compressed, parts } = how
+        && (earlier, was_compressed) == (part_bytes, compressed)
+    {
+        let listed = resume(inner, &key, &upload).await?;
+        if let Some((upload, listed)) = listed {
+            // Stores that do not tell sums are taken at their etag, of which our note has the sum.
+            let sum_of =
+                |part: &Part| parts.iter().find(|noted| (noted.number, &noted.etag) == (part.number, &part.etag));
+            let there = listed
+                .into_iter()
+                .map(|part| {
+                    (
+                        part.number,
+                        Part { checksum: part.checksum.or(sum_of(&part).and_then(|noted| noted.checksum)), ..part },
+                    )
+                })
+                .collect();
+            return Ok(Target { key, upload: Some(upload), there });
+        }
+        // The store does not know the upload: it was completed, or it expired.
+        let found = repeat(inner, &key, || async {
+            let _turn = inner.requests.acquire().await;
+            inner.store.head(&key).await.map_err(harmless)
+        })
+        .await?;
+        if found.is_some() {
+            return Ok(Target { key, upload: None, there: BTreeMap::new() });
+        }
+    }
+    let key = inner.new_key();
+    let upload = repeat(inner, &key, || async {
+        let _turn = inner.requests.acquire().await;
+        inner.store.start_multipart(&key, attributes).await.map_err(harmless)
+    })
+    .await?;
+    if let Some(notes) = notes {
+        let how = BegunHow::Parts { upload: upload.id().to_owned(), part_bytes, compressed, parts: Vec::new() };
+        notes.begun(&Begun { key: key.clone(), how }).await?;
+    }
+    Ok(Target { key, upload: Some(Arc::from(upload)), there: BTreeMap::new() })
+}
+
+/// An earlier upload with the parts that the store tells of; `None` when the store does not know it.
+async fn resume(
+    inner: &Inner,
+    key: &Key,
+    upload: &str,
+) -> Result<Option<(Arc<dyn MultipartUpload>, Vec<Part>)>, UploadError> {
+    let gone = |error: &StoreError| matches!(error.kind, StoreErrorKind::NotFound | StoreErrorKind::Invalid);
+    repeat(inner, key, || async {
+        let _turn = inner.requests.acquire().await;
+        let found: Arc<dyn MultipartUpload> = match inner.store.resume_multipart(key, upload).await {
+            Ok(found) => Arc::from(found),
+            Err(error) if gone(&error) => return Ok(None),
+            Err(error) => return Err(harmless(error)),
+        };
+        match found.parts().await {
+            Ok(parts) => Ok(Some((found, parts))),
+            Err(error) if gone(&error) => Ok(None),
+            Err(error) => Err(harmless(error)),
+        }
+    })
+    .await
+}
+
+/// Frees what an earlier upload holds at the store.
+pub(super) async fn give_up(inner: &Inner, begun: &Begun) -> Result<(), UploadError> {
+    let BegunHow::Parts { upload, .. } = &begun.how else { return Ok(()) };
+    let Some((upload, _)) = resume(inner, &begun.key, upload).await? else { return Ok(()) };
+    repeat(inner, &begun.key, || async { upload.abort().await.map_err(harmless) }).await
+}
+
 /// Uploads in parts. `first` is content that was read already, with its room.
 pub(super) async fn upload(
     inner: &Arc<Inner>,
@@ -162,6 +251,7 @@ pub(super) async fn upload(
     first: Option<(Vec<Bytes>, OwnedSemaphorePermit)>,
     compression: Option<i32>,
     content_type: Option<String>,
+    notes: Option<Arc<dyn UploadNotes>>,
 ) -> Result<Receipt, UploadError> {
     let mut part_bytes = part_size(inner.options.part_bytes, size);
     let (mut pieces, room) = match first {
@@ -178,15 +268,11 @@ pub(super) async fn upload(
         }
         None => None,
     };
-    let key = inner.new_key();
     let mut encoder = Encoder::new(level);
     let attributes = Attributes { content_type: stored_type(encoder.encoding(), content_type.as_deref()) };
-    let upload = repeat(inner, &key, || async {
-        let _turn = inner.requests.acquire().await;
-        inner.store.start_multipart(&key, &attributes).await.map_err(harmless)
-    })
-    .await?;
-    let mut started = Started { upload: Arc::from(upload), completed: false };
+    let target = target(inner, part_bytes, level.is_some(), &attributes, notes.as_deref()).await?;
+    let Target { key, upload, there } = target;
+    let mut started = upload.map(|upload| Started { upload, keep: notes.is_some() });
     encoder = blocking(move || {
         for piece in pieces {
             encoder.push(piece);
@@ -206,22 +292,30 @@ pub(super) async fn upload(
             None => inner.room(part_bytes).await,
         };
         if !ended {
-            (encoder, ended) = content.fill(encoder, part_bytes).await?;
+            let filled = content.fill(encoder, part_bytes).await;
+            if filled.is_err()
+                && let Some(started) = &mut started
+            {
+                // The bytes are not what they were: nobody will go on with this.
+                started.keep = false;
+            }
+            (encoder, ended) = filled?;
         }
         number += 1;
         let (body, checksum) = encoder.take_part(part_bytes);
         if body.is_empty() && number > 1 {
             break;
         }
-        tasks.spawn(put_part(
-            Arc::clone(inner),
-            Arc::clone(&started.upload),
-            key.clone(),
-            number,
-            body,
-            checksum,
-            mine,
-        ));
+        let bytes: u64 = body.iter().map(|piece| piece.len() as u64).sum();
+        match (&started, there.get(&number)) {
+            (None, _) => {}
+            (Some(_), Some(part)) if (part.size, part.checksum) == (bytes, Some(checksum)) => parts.push(part.clone()),
+            (Some(started), _) => {
+                let upload = Arc::clone(&started.upload);
+                let put = put_part(Arc::clone(inner), upload, key.clone(), number, body, checksum, mine, notes.clone());
+                tasks.spawn(put);
+            }
+        }
         while let Some(done) = tasks.try_join_next() {
             parts.push(joined(done)?);
         }
@@ -239,28 +333,21 @@ pub(super) async fn upload(
     if !named_by_store {
         put_sidecar(inner, &key, finished.size, &finished.blocks).await?;
     }
-    let completed = repeat(inner, &key, || async {
-        let _turn = inner.requests.acquire().await;
-        started.upload.complete(&parts).await
-    })
-    .await;
-    let key = match completed {
-        Ok(stored) => stored.key,
-        Err(error) => {
-            // An attempt whose answer was lost may have completed it, after which the store no longer knows the upload. The key is ours
-            // alone: an object of the right size is the one that was meant.
-            let found = inner.store.head(&key).await.ok().flatten();
-            if found.is_none_or(|meta| meta.size != finished.size) {
-                return Err(error);
-            }
+    let key = match &mut started {
+        Some(started) => {
+            let key = complete(inner, &key, &*started.upload, &parts, finished.size).await?;
+            started.keep = true;
+            inner.note_stored(finished.size);
             key
         }
+        None if !has(inner, &key, finished.size).await? => {
+            return Err(UploadError::NotStored(Box::new(NotStored::of_other_size(&inner.name, &key))));
+        }
+        None => key,
     };
-    started.completed = true;
     if named_by_store {
         put_sidecar(inner, &key, finished.size, &finished.blocks).await?;
     }
-    inner.note_stored(finished.size);
     Ok(Receipt {
         reference: Reference {
             store: inner.name.clone(),
@@ -278,10 +365,34 @@ pub(super) async fn upload(
     })
 }
 
+async fn complete(
+    inner: &Inner,
+    key: &Key,
+    upload: &dyn MultipartUpload,
+    parts: &[Part],
+    size: u64,
+) -> Result<Key, UploadError> {
+    let completed = repeat(inner, key, || async {
+        let _turn = inner.requests.acquire().await;
+        upload.complete(parts).await
+    })
+    .await;
+    match completed {
+        Ok(stored) => Ok(stored.key),
+        Err(error) => {
+            // An attempt whose answer was lost may have completed it, after which the store no longer knows the upload. The key is ours
+            // alone: an object of the right size is the one that was meant.
+            let found = inner.store.head(key).await.ok().flatten();
+            if found.is_none_or(|meta| meta.size != size) { Err(error) } else { Ok(key.clone()) }
+        }
+    }
+}
+
 fn joined(done: Result<Result<Part, UploadError>, tokio::task::JoinError>) -> Result<Part, UploadError> {
     done.unwrap_or(Err(UploadError::Interrupted(Interrupted)))
 }
 
+#[allow(clippy::too_many_arguments)]
 async fn put_part(
     inner: Arc<Inner>,
     upload: Arc<dyn MultipartUpload>,
@@ -290,6 +401,7 @@ async fn put_part(
     body: Vec<Bytes>,
     checksum: Crc32c,
     room: OwnedSemaphorePermit,
+    notes: Option<Arc<dyn UploadNotes>>,
 ) -> Result<Part, UploadError> {
     let part = repeat(&inner, &key, || async {
         let _turn = inner.requests.acquire().await;
@@ -297,5 +409,11 @@ async fn put_part(
     })
     .await;
     drop((body, room));
+    if let Ok(part) = &part {
+        inner.note_taken(part.size);
+    }
+    if let (Ok(part), Some(notes)) = (&part, notes) {
+        notes.part(part);
+    }
     part
 }

@@ -1,6 +1,6 @@
 //! Packs: many small blobs in one object.
 
-use super::{Inner, store};
+use super::{FileTag, Inner, NotedPack, store};
 use crate::{Interrupted, UploadError};
 use bytes::Bytes;
 use refstream_filer_adapter::Attributes;
@@ -62,12 +62,17 @@ impl Drop for Decision {
     }
 }
 
+/// A blob for [`add_all`]: where its stored bytes are, its entry, and the file it comes from.
+pub(crate) type Blob = (Range<usize>, PackEntry, Option<Arc<FileTag>>);
+
 /// A pack that takes blobs.
 #[derive(Debug)]
 struct OpenPack {
     state: Arc<PackState>,
     stored: Vec<u8>,
     entries: Vec<PackEntry>,
+    /// The file of each entry, where there is one.
+    tags: Vec<Option<Arc<FileTag>>>,
     room: Option<OwnedSemaphorePermit>,
 }
 
@@ -87,23 +92,24 @@ pub(super) fn add(
     inner: &Arc<Inner>,
     stored: &[u8],
     entry: PackEntry,
+    tag: Option<Arc<FileTag>>,
     room: Option<OwnedSemaphorePermit>,
 ) -> (Arc<PackState>, u64) {
     let mut open = lock(&inner.packer.open);
-    add_to(inner, &mut open, stored, entry, room)
+    add_to(inner, &mut open, stored, entry, tag, room)
 }
 
 /// Adds blobs whose stored bytes are ranges of `stored`.
 pub(super) fn add_all(
     inner: &Arc<Inner>,
     stored: &[u8],
-    blobs: impl Iterator<Item = (Range<usize>, PackEntry)>,
+    blobs: impl Iterator<Item = Blob>,
     room: OwnedSemaphorePermit,
 ) -> Vec<(Arc<PackState>, u64)> {
     let mut open = lock(&inner.packer.open);
     let mut room = Some(room);
     // The room of all blobs belongs to the first one's pack; the others' packs are stored soon after it.
-    blobs.map(|(range, entry)| add_to(inner, &mut open, &stored[range], entry, room.take())).collect()
+    blobs.map(|(range, entry, tag)| add_to(inner, &mut open, &stored[range], entry, tag, room.take())).collect()
 }
 
 fn add_to(
@@ -111,6 +117,7 @@ fn add_to(
     open: &mut Option<OpenPack>,
     stored: &[u8],
     entry: PackEntry,
+    tag: Option<Arc<FileTag>>,
     room: Option<OwnedSemaphorePermit>,
 ) -> (Arc<PackState>, u64) {
     let full = |pack: &OpenPack| {
@@ -124,6 +131,7 @@ fn add_to(
     let offset = pack.stored.len() as u64;
     pack.stored.extend_from_slice(stored);
     pack.entries.push(PackEntry { offset, ..entry });
+    pack.tags.push(tag);
     match (&mut pack.room, room) {
         (Some(held), Some(room)) => held.merge(room),
         (held @ None, room) => *held = room,
@@ -154,16 +162,20 @@ fn start(inner: &Arc<Inner>) -> OpenPack {
             close(&inner, pack);
         }
     });
-    OpenPack { state, stored: Vec::new(), entries: Vec::new(), room: None }
+    OpenPack { state, stored: Vec::new(), entries: Vec::new(), tags: Vec::new(), room: None }
 }
 
 /// Stores a pack that takes no more blobs.
 fn close(inner: &Arc<Inner>, pack: OpenPack) {
-    let OpenPack { state, stored, entries, room } = pack;
+    let OpenPack { state, stored, entries, tags, room } = pack;
     lock(&inner.packer.under_way).push(Arc::clone(&state));
     let inner = Arc::clone(inner);
     let decision = Decision(Arc::clone(&state));
     tokio::spawn(async move {
+        let mut blobs = Vec::new();
+        if inner.notes.is_some() {
+            blobs.extend(entries.iter().zip(tags).filter_map(|(entry, tag)| Some((entry.clone(), tag?))));
+        }
         let footer = PackFooter { entries }.encode();
         let body = vec![Bytes::from(stored), Bytes::from(footer)];
         let mut sum = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
@@ -172,7 +184,24 @@ fn close(inner: &Arc<Inner>, pack: OpenPack) {
         }
         let checksum = refstream_types::Crc32c(sum.finalize() as u32);
         let attributes = Attributes { content_type: Some(PACK_TYPE.to_owned()) };
-        let outcome = store::put(&inner, &state.key, body, checksum, &attributes).await;
+        let size = body.iter().map(|piece| piece.len() as u64).sum();
+        let note = async |key: &Key| match &inner.notes {
+            Some(notes) if !blobs.is_empty() => {
+                notes.pack(NotedPack { store: inner.name.clone(), key: key.clone(), size, blobs }).await
+            }
+            _ => Ok(()),
+        };
+        let put = async || store::put(&inner, &state.key, body, checksum, &attributes).await;
+        let outcome = async {
+            if inner.store.names_objects() {
+                let key = put().await?;
+                note(&key).await?;
+                return Ok(key);
+            }
+            note(&state.key).await?;
+            put().await
+        };
+        let outcome = outcome.await;
         drop(room);
         lock(&inner.packer.under_way).retain(|other| !Arc::ptr_eq(other, &state));
         decision.0.decide(outcome);

@@ -23,7 +23,10 @@ pub(super) async fn repeat<T, Attempt: Future<Output = Result<T, CreateError>>>(
     let mut backoff = Backoff::new();
     loop {
         let error = match request().await {
-            Ok(done) => return Ok(done),
+            Ok(done) => {
+                inner.set_trouble(None);
+                return Ok(done);
+            }
             Err(error) => error,
         };
         let mut delay = backoff.next(&*inner.runtime);
@@ -39,6 +42,7 @@ pub(super) async fn repeat<T, Attempt: Future<Output = Result<T, CreateError>>>(
             let failed = NotStored::of_create(&inner.name, key, tried_for, error);
             return Err(UploadError::NotStored(Box::new(failed)));
         }
+        inner.set_trouble(Some(error.error().to_string()));
         inner.runtime.sleep(delay).await;
     }
 }
@@ -62,6 +66,7 @@ pub(super) async fn put(
         inner.store.put(key, body.clone(), checksum, attributes).await
     })
     .await?;
+    inner.note_taken(size);
     inner.note_stored(size);
     Ok(stored.key)
 }
@@ -83,6 +88,16 @@ pub(super) async fn put_blob(
     }
     let (key, ()) = futures::try_join!(object, put_sidecar(inner, key, size, blocks))?;
     Ok(key)
+}
+
+/// Whether there is an object of this size.
+pub(super) async fn has(inner: &Inner, key: &Key, size: u64) -> Result<bool, UploadError> {
+    let found = repeat(inner, key, || async {
+        let _turn = inner.requests.acquire().await;
+        inner.store.head(key).await.map_err(harmless)
+    })
+    .await?;
+    Ok(found.is_some_and(|meta| meta.size == size))
 }
 
 /// Stores the sums of a blob's blocks, when it has more than one.

@@ -12,13 +12,20 @@ fn closed(records: u32) -> Closed {
         builder.push(&Record::new(Value::Tombstone)).unwrap();
     }
     let batch = builder.finish(None).unwrap();
-    Closed { partition: PartitionId(0), batch, state: Arc::new(BatchState::default()), records, room: 1 }
+    Closed {
+        partition: PartitionId(0),
+        batch,
+        state: Arc::new(BatchState::default()),
+        records,
+        tags: Vec::new(),
+        room: 1,
+    }
 }
 
 fn queue(batches: &[u32]) -> Queue {
-    let mut queue = Queue::new(ID);
+    let mut queue = Queue::new(ID, false);
     for records in batches {
-        queue.push(closed(*records), FAR);
+        queue.push(closed(*records), 0, FAR);
     }
     queue
 }
@@ -50,7 +57,7 @@ fn answers_out_of_order_keep_sequences() {
     queue.lost(Attempt(2));
     assert_eq!(send(&mut queue, 10), [(7, 0), (7, 5)]);
     assert!(matches!(queue.answered(Attempt(10), Verdict::Appended), Consequence::Acked(_)));
-    queue.push(closed(1), FAR);
+    queue.push(closed(1), 0, FAR);
     assert_eq!(send(&mut queue, 20), [(7, 6)]);
 }
 
@@ -120,7 +127,7 @@ fn an_unknown_identity_in_doubt_fails_what_may_be_there_and_keeps_the_rest() {
     send(&mut queue, 0);
     queue.lost(Attempt(0));
     send(&mut queue, 1);
-    queue.push(closed(3), FAR);
+    queue.push(closed(3), 0, FAR);
     let Consequence::Broken(failed) = queue.answered(Attempt(1), Verdict::UnknownProducer) else { panic!() };
     assert_eq!(failed.len(), 1);
     assert!(failed[0].may_have_happened());
@@ -130,10 +137,10 @@ fn an_unknown_identity_in_doubt_fails_what_may_be_there_and_keeps_the_rest() {
 
 #[test]
 fn expiry_fails_what_is_due_and_what_may_be_there() {
-    let mut queue = Queue::new(ID);
-    queue.push(closed(1), Duration::from_secs(1));
-    queue.push(closed(1), Duration::from_secs(2));
-    queue.push(closed(1), Duration::from_secs(3));
+    let mut queue = Queue::new(ID, false);
+    queue.push(closed(1), 0, Duration::from_secs(1));
+    queue.push(closed(1), 0, Duration::from_secs(2));
+    queue.push(closed(1), 0, Duration::from_secs(3));
     let _ = queue.next(Attempt(0));
     assert!(queue.expire(Duration::from_millis(500)).is_empty());
     let expired = queue.expire(Duration::from_secs(2));
@@ -145,9 +152,38 @@ fn expiry_fails_what_is_due_and_what_may_be_there() {
 
 #[test]
 fn expiry_of_what_was_never_sent_keeps_the_identity() {
-    let mut queue = Queue::new(ID);
-    queue.push(closed(1), Duration::from_secs(1));
-    queue.push(closed(1), FAR);
+    let mut queue = Queue::new(ID, false);
+    queue.push(closed(1), 0, Duration::from_secs(1));
+    queue.push(closed(1), 0, FAR);
     assert_eq!(queue.expire(Duration::from_secs(1)).len(), 1);
     assert_eq!(send(&mut queue, 0), [(7, 0)]);
+}
+
+#[test]
+fn a_batch_is_sent_once_it_is_logged_under_the_stamp_it_has() {
+    let mut queue = Queue::new(ID, true);
+    queue.push(closed(2), 1, FAR);
+    queue.push(closed(3), 2, FAR);
+    let logged = queue.unlogged();
+    let firsts =
+        |logged: &[ToLog]| logged.iter().map(|log| (log.number, log.stamp().unwrap().first.0)).collect::<Vec<_>>();
+    assert_eq!(firsts(&logged), [(1, 0), (2, 2)]);
+    assert!(queue.unlogged().is_empty(), "each is logged once");
+    assert!(queue.next(Attempt(1)).is_none());
+    queue.logged(2, logged[1].stamp().unwrap());
+    assert!(queue.next(Attempt(1)).is_none(), "order is kept");
+    queue.logged(1, logged[0].stamp().unwrap());
+    assert_eq!(&queue.next(Attempt(1)).unwrap(), logged[0].batch.bytes());
+    assert!(queue.next(Attempt(2)).is_some());
+    // The first is refused for good: the second takes its sequences, and is logged again before it is sent again.
+    assert!(matches!(queue.answered(Attempt(1), Verdict::Refused { in_doubt: false }), Consequence::Failed(_)));
+    assert!(matches!(queue.answered(Attempt(2), Verdict::OutOfSequence), Consequence::Again));
+    assert!(queue.next(Attempt(3)).is_none());
+    let again = queue.unlogged();
+    assert_eq!(firsts(&again), [(2, 0)]);
+    assert!(queue.next(Attempt(3)).is_none());
+    queue.logged(2, logged[1].stamp().unwrap());
+    assert!(queue.next(Attempt(3)).is_none(), "the old stamp does not count");
+    queue.logged(2, again[0].stamp().unwrap());
+    assert_eq!(&queue.next(Attempt(3)).unwrap(), again[0].batch.bytes());
 }
