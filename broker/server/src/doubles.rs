@@ -20,10 +20,25 @@ use tokio::sync::watch;
 pub(crate) struct Shelf {
     pub(crate) objects: Mutex<BTreeMap<Key, Bytes>>,
     pub(crate) range_reads: AtomicU64,
-    /// So many of the next reads of ranges fail as unavailable.
+    /// So many of the next creates and reads of ranges fail as unavailable.
     pub(crate) failing: AtomicU64,
     /// Creates of keys that contain this wait until it changes.
     pub(crate) hold: watch::Sender<Option<&'static str>>,
+}
+
+impl Shelf {
+    fn fails(&self, operation: &'static str, key: &Key) -> Result<(), StoreError> {
+        match self.failing.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)) {
+            Ok(_) => Err(StoreError {
+                kind: StoreErrorKind::Unavailable,
+                operation,
+                store: "shelf".into(),
+                key: Some(key.clone()),
+                message: "503".into(),
+            }),
+            Err(_) => Ok(()),
+        }
+    }
 }
 
 #[async_trait]
@@ -31,6 +46,7 @@ impl Filer for Shelf {
     async fn create(&self, key: &Key, bytes: Bytes) -> Result<Created, CreateError> {
         let free = |held: &Option<&'static str>| held.is_none_or(|part| !key.as_str().contains(part));
         self.hold.subscribe().wait_for(free).await.unwrap();
+        self.fails("create", key).map_err(CreateError::DidNotHappen)?;
         let mut objects = self.objects.lock().unwrap();
         if objects.contains_key(key) {
             return Ok(Created::Exists);
@@ -43,15 +59,7 @@ impl Filer for Shelf {
     }
     async fn read_range(&self, key: &Key, range: ByteRange) -> Result<Option<Bytes>, StoreError> {
         self.range_reads.fetch_add(1, Ordering::Relaxed);
-        if self.failing.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)).is_ok() {
-            return Err(StoreError {
-                kind: StoreErrorKind::Unavailable,
-                operation: "read_range",
-                store: "shelf".into(),
-                key: Some(key.clone()),
-                message: "503".into(),
-            });
-        }
+        self.fails("read_range", key)?;
         Ok(self.objects.lock().unwrap().get(key).map(|bytes| {
             let end = (range.offset + range.length).min(bytes.len() as u64);
             bytes.slice(range.offset.min(end) as usize..end as usize)

@@ -79,6 +79,8 @@ pub struct ServerSettings {
     pub drain_timeout: Duration,
     /// A broker whose oldest operation on the store has been without success for this long is not ready.
     pub stuck_after: Duration,
+    /// How long a start goes on trying to reach a store that is unavailable.
+    pub store_patience: Duration,
 }
 
 impl Default for ServerSettings {
@@ -88,6 +90,7 @@ impl Default for ServerSettings {
             closed_grace: Duration::from_secs(30),
             drain_timeout: Duration::from_secs(30),
             stuck_after: Duration::from_secs(5),
+            store_patience: Duration::from_secs(120),
         }
     }
 }

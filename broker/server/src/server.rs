@@ -1,6 +1,6 @@
 //! A running broker.
 //!
-//! Start: both addresses are checked and bound, the store is probed, the core starts; the ports answer while it recovers (reads and
+//! Start: both addresses are checked and bound, the store is probed (once it can be reached), the core starts; the ports answer while it recovers (reads and
 //! appends with "starting"), so that health checks can tell why it does not serve yet.
 //!
 //! Drain: no new connections; the core refuses new appends, seals, commits and answers what it has; then the streams are ended, with
@@ -20,7 +20,10 @@ use crate::{
 };
 use futures::stream;
 use refstream_core::{Identity, Input, Phase, StopReason};
-use refstream_filer_adapter::{Runtime, probe};
+use refstream_filer_adapter::{
+    Runtime,
+    probe::{self, ProbeError},
+};
 use refstream_journal::Metadata;
 use refstream_proto::v1::{
     records_server::RecordsServer, segments_server::SegmentsServer, topics_server::TopicsServer,
@@ -39,6 +42,10 @@ const FRAME: u32 = 256 << 10;
 const CALLS: u32 = 4_096;
 /// Silent connections are asked this often whether they live, and dropped after as long.
 const KEEPALIVE: Duration = Duration::from_secs(20);
+
+/// Between attempts to reach the store at the start, doubled each time.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// A running broker.
 #[derive(Debug)]
@@ -80,6 +87,25 @@ async fn bind(address: SocketAddr, flag: &'static str) -> Result<(TcpListener, S
     Ok((listener, address))
 }
 
+/// Probes the metadata's store, again and again while it is unavailable: a broker that starts before its store waits for it.
+async fn probe(config: &ServerConfig) -> Result<(), StartError> {
+    let runtime = &*config.runtime;
+    let began = runtime.now();
+    let mut pause = FIRST_PAUSE;
+    loop {
+        match probe::probe(&*config.filer, runtime, &config.layout).await {
+            Err(ProbeError::Store(error))
+                if error.is_retryable() && runtime.now().saturating_sub(began) < config.settings.store_patience =>
+            {
+                tracing::warn!(%error, "the store cannot be reached yet; trying again");
+                runtime.sleep(pause).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+            probed => return Ok(probed?),
+        }
+    }
+}
+
 impl Server {
     /// Probes the store, listens, and starts the core. Returns once both ports listen; `/readyz` tells when it serves.
     ///
@@ -88,7 +114,7 @@ impl Server {
     pub async fn start(config: ServerConfig) -> Result<Self, StartError> {
         let (grpc_listener, grpc_address) = bind(config.listen, "listen").await?;
         let (http_listener, http_address) = bind(config.http, "http").await?;
-        probe::probe(&*config.filer, &*config.runtime, &config.layout).await?;
+        probe(&config).await?;
         let runtime = config.runtime;
         let metrics = Arc::new(Metrics::new());
         let metadata = Metadata::new(Arc::clone(&config.filer), config.layout.clone());

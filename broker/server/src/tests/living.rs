@@ -1,4 +1,6 @@
 use super::*;
+use crate::doubles::Clock;
+use std::sync::atomic::Ordering;
 
 #[tokio::test]
 async fn topics_are_created_listed_altered_and_refused() {
@@ -111,6 +113,17 @@ async fn a_broker_that_starts_or_waits_for_its_store_is_not_ready() {
     let response = appender.responses.message().await.unwrap().unwrap();
     assert_eq!(appended(&response.results[0]).base_offset, 1);
     http_until(&server, "/readyz", |code, _| code == 200).await;
+}
+
+#[tokio::test]
+async fn a_broker_waits_for_a_store_that_is_down_at_its_start() {
+    let shelf: Arc<Shelf> = Arc::default();
+    shelf.failing.store(5, Ordering::Relaxed);
+    let patient = || ServerConfig { runtime: Arc::new(Clock::default()), ..config(&shelf) };
+    Server::start(patient()).await.unwrap();
+    shelf.failing.store(u64::MAX, Ordering::Relaxed);
+    let error = Server::start(patient()).await.unwrap_err();
+    assert!(matches!(error, StartError::Probe(_)) && error.to_string().contains("503"), "{error}");
 }
 
 #[tokio::test]
