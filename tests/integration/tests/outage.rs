@@ -1,0 +1,58 @@
+//! A store that answers 503 for a while, under a whole deployment.
+
+#![allow(clippy::unwrap_used)]
+
+use refstream_integration_tests::{Files, Up, outage::Proxy};
+
+/// Requests that must have been refused before the store comes back: brokers and clients have all met the outage by then.
+const REFUSED: u64 = 150;
+
+#[test]
+fn an_outage_of_the_store_delays_and_loses_nothing() {
+    let store = Up::start();
+    let proxy = Proxy::before(&store.addresses[2]);
+    let keys = std::fs::read_to_string(store.data().join("credentials.toml")).unwrap();
+    let keys: toml::Table = keys.parse().unwrap();
+    let key = |name: &str| keys[name].as_str().unwrap().to_owned();
+    let environment = vec![("AWS_ACCESS_KEY_ID", key("access_key")), ("AWS_SECRET_ACCESS_KEY", key("secret_key"))];
+    // Down when the broker starts, too.
+    proxy.go_out();
+    let up = std::thread::scope(|scope| {
+        let starting =
+            scope.spawn(|| Up::start_on(&format!("s3://refstream/second?endpoint={}", proxy.url()), environment));
+        while proxy.refused() < 3 {
+            std::thread::yield_now();
+        }
+        proxy.come_back();
+        starting.join().unwrap()
+    });
+    let files = Files::generate(300, 4_000, 11);
+    up.run(&["topic", "create", "t"]).ok();
+    let arguments = [
+        "--output",
+        "json",
+        "backfill",
+        "t",
+        files.path().to_str().unwrap(),
+        "--pack-below",
+        "0",
+        "--concurrency",
+        "2",
+    ];
+    let mut backfill = up.spawn(&arguments);
+    while up.committed("t").is_none_or(|committed| committed < 50) && !backfill.ended() {}
+    let before = proxy.refused();
+    proxy.go_out();
+    // What is committed nowhere is told to nobody, and the broker says why.
+    while proxy.refused() < before + REFUSED {
+        assert!(!backfill.ended(), "it must wait for the store");
+    }
+    proxy.come_back();
+    let summary = backfill.wait().json();
+    assert_eq!((&summary["files_done"], &summary["files_failed"]), (&300.into(), &0.into()), "{summary}");
+    files.check(&up.records("t"));
+    up.run(&["seal", "t"]).ok();
+    up.run(&["compact", "t"]).ok();
+    files.check(&up.records("t"));
+    up.run(&["verify", "t", "--deep"]).ok();
+}
