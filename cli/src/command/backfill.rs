@@ -16,14 +16,29 @@ use std::path::{Path, PathBuf};
 /// Upload files in parallel and submit a reference for each; folders are walked; can be ended and run again at any moment
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Example:\n  refstream backfill images ./photos --include '*.jpg' --exclude 'tmp/**'\n  refstream backfill images ./photos --dry-run\n  refstream backfill images ./photos --job photos --key '{1}/{stem}'\n\nThe record's source_name is the file's path relative to the folder given, its key the same or what --key makes of it. Symbolic links are not\nfollowed. Each file is remembered in a job: run the same command again, or refstream job resume, and it goes on where it was."
+    after_help = "Example:\n  find . -newer mark -print0 | refstream backfill images - --null\n  refstream backfill logs bundle.tar --tar\n  refstream backfill images s3://bucket/photos/ --in-place\n  refstream backfill images ./photos --include '*.jpg' --exclude 'tmp/**'\n  refstream backfill images ./photos --dry-run\n  refstream backfill images ./photos --job photos --key '{1}/{stem}'\n\nThe record's source_name is the file's path relative to the folder given, its key the same or what --key makes of it. Symbolic links are not\nfollowed. Each file is remembered in a job: run the same command again, or refstream job resume, and it goes on where it was."
 )]
 pub(crate) struct Arguments {
     /// The topic
     topic: TopicName,
-    /// Files and folders
-    #[arg(required = true)]
+    /// Files and folders; - reads paths from standard input; with --tar archives, with --in-place prefixes like s3://bucket/prefix
+    #[arg(required_unless_present_any = ["from_file", "manifest"])]
     paths: Vec<PathBuf>,
+    /// Read paths from this file, one a line; may repeat
+    #[arg(long, value_name = "FILE")]
+    from_file: Vec<PathBuf>,
+    /// Paths that are read end with a zero byte, as those of find -print0
+    #[arg(long)]
+    null: bool,
+    /// The paths are tar archives: each is uploaded whole, and each member becomes a record that refers to its range
+    #[arg(long, conflicts_with = "in_place")]
+    tar: bool,
+    /// The paths are prefixes in a configured store: their objects are attached where they are, no payload byte moves
+    #[arg(long)]
+    in_place: bool,
+    /// Attach the objects of this list: .csv, .jsonl or .parquet with uri, and optionally size, checksum, key, etag, version; may repeat
+    #[arg(long, value_name = "FILE")]
+    manifest: Vec<PathBuf>,
     /// Only files whose relative path matches; may repeat
     #[arg(long, value_name = "GLOB")]
     include: Vec<String>,
@@ -57,9 +72,15 @@ pub(crate) struct Arguments {
     /// Payloads below this many bytes share packs; 0: each is an object of its own
     #[arg(long, value_name = "BYTES")]
     pack_below: Option<u64>,
-    /// Requests to the store at once
-    #[arg(long, value_name = "N")]
-    concurrency: Option<usize>,
+    /// Requests to the store at once; auto: as many as bring more bytes
+    #[arg(long, value_name = "N|auto", default_value = "8")]
+    concurrency: Concurrency,
+    /// Bytes a second to the store at most, for example 20M
+    #[arg(long, value_name = "RATE", value_parser = rate)]
+    bandwidth: Option<u64>,
+    /// verify: read every object back once it is stored, and compare its checksum, before any record refers to it
+    #[arg(long, value_enum, default_value_t = Checksum::Store)]
+    checksum: Checksum,
     /// Store payloads as they are, never compressed
     #[arg(long)]
     no_compression: bool,
@@ -68,6 +89,51 @@ pub(crate) struct Arguments {
     attribute: Vec<String>,
     #[command(flatten)]
     jobs: JobFolder,
+}
+
+/// How many requests at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Concurrency {
+    Auto,
+    Fixed(usize),
+}
+
+impl std::str::FromStr for Concurrency {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match (text, text.parse()) {
+            ("auto", _) => Ok(Self::Auto),
+            (_, Ok(requests)) if requests > 0 => Ok(Self::Fixed(requests)),
+            _ => Err("it is neither auto nor a number from 1".into()),
+        }
+    }
+}
+
+/// Who looks at the bytes that were stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Checksum {
+    /// The store, as it takes them
+    Store,
+    /// This command too, by reading them back
+    Verify,
+}
+
+/// `500K`, `20M`, `1G`, with or without B, iB or /s behind it: powers of 1024.
+fn rate(text: &str) -> Result<u64, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let factor = match unit.trim().trim_end_matches("/s").trim_end_matches('B').trim_end_matches('i') {
+        "" => 1_u64,
+        "K" | "k" => 1 << 10,
+        "M" => 1 << 20,
+        "G" => 1 << 30,
+        _ => return Err("it is no rate like 500K, 20M or 1.5G".into()),
+    };
+    match number.parse::<f64>() {
+        Ok(number) if number > 0.0 && number * factor as f64 >= 1.0 => Ok((number * factor as f64) as u64),
+        _ => Err("it is no rate like 500K, 20M or 1.5G".into()),
+    }
 }
 
 /// Where jobs are.
@@ -104,26 +170,56 @@ fn default_name(topic: &TopicName, endpoint: &str, sources: &[PathBuf]) -> Strin
 }
 
 pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Failure> {
-    for path in &arguments.paths {
+    let files = arguments.paths.iter().filter(|path| !arguments.in_place && path.as_os_str() != "-");
+    let read = arguments.from_file.iter().chain(&arguments.manifest).chain(&arguments.exclude_from);
+    for path in files.chain(read) {
         if let Err(error) = std::fs::symlink_metadata(path) {
             return Err(Failure::usage(format!("cannot read {}: {error}", path.display())));
         }
     }
     let endpoint = config::client_options(global)?.endpoint;
-    let name = arguments.job.unwrap_or_else(|| default_name(&arguments.topic, &endpoint, &arguments.paths));
+    let given: Vec<_> =
+        arguments.paths.iter().chain(&arguments.from_file).chain(&arguments.manifest).cloned().collect();
+    let name = arguments.job.unwrap_or_else(|| default_name(&arguments.topic, &endpoint, &given));
+    let (stdin, paths): (Vec<_>, Vec<_>) = arguments.paths.into_iter().partition(|path| path.as_os_str() == "-");
+    let all_absolute = |paths: Vec<PathBuf>| paths.iter().map(std::path::absolute).collect::<Result<Vec<_>, _>>();
+    let mut lists = all_absolute(arguments.from_file)?;
+    lists.extend(stdin.into_iter().take(1));
+    let (mut folders, mut archives, mut in_place) = (Vec::new(), Vec::new(), Vec::new());
+    match (arguments.tar, arguments.in_place) {
+        (true, _) => archives = all_absolute(paths)?,
+        (_, true) => {
+            for path in paths {
+                let text = path.into_os_string().into_string();
+                in_place.push(text.map_err(|_| Failure::usage("a prefix is no UTF-8"))?);
+            }
+        }
+        _ => folders = all_absolute(paths)?,
+    }
     let defaults = UploadOptions::default();
     let options = BackfillOptions {
-        paths: arguments.paths.iter().map(std::path::absolute).collect::<Result<_, _>>()?,
+        paths: folders,
+        lists,
+        null_separated: arguments.null,
+        archives,
+        in_place,
+        manifests: all_absolute(arguments.manifest)?,
         include: arguments.include,
         exclude: arguments.exclude,
-        exclude_from: arguments.exclude_from.iter().map(std::path::absolute).collect::<Result<_, _>>()?,
+        exclude_from: all_absolute(arguments.exclude_from)?,
         gitignore: arguments.gitignore,
         key: arguments.key,
         dry_run: arguments.dry_run,
         inline_max: arguments.inline_max,
         upload: UploadOptions {
             pack_below: arguments.pack_below.unwrap_or(defaults.pack_below),
-            concurrency: arguments.concurrency.unwrap_or(defaults.concurrency),
+            concurrency: match arguments.concurrency {
+                Concurrency::Fixed(requests) => requests,
+                Concurrency::Auto => defaults.concurrency,
+            },
+            adaptive: arguments.concurrency == Concurrency::Auto,
+            bandwidth: arguments.bandwidth,
+            verify: arguments.checksum == Checksum::Verify,
             compression: if arguments.no_compression { None } else { defaults.compression },
             ..defaults
         },
@@ -197,4 +293,30 @@ fn say(format: Format, topic: &TopicName, dry_run: bool, summary: &BackfillSumma
         value["event"] = json!("summary");
     }
     output::one(format, &value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_have_units() {
+        assert_eq!(rate("1000"), Ok(1_000));
+        assert_eq!(rate("1.5K"), Ok(1_536));
+        assert_eq!(rate("20MiB/s"), Ok(20 << 20));
+        assert_eq!(rate("2G"), Ok(2 << 30));
+        for wrong in ["", "0", "-1", "M", "5X", "1e3"] {
+            assert!(rate(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_job_is_named_by_topic_broker_and_paths() {
+        let topic: TopicName = "images".parse().unwrap();
+        let name = |endpoint: &str, path: &str| default_name(&topic, endpoint, &[PathBuf::from(path)]);
+        assert_eq!(name("http://a", "/x/y"), name("http://a", "/x/./y/"));
+        assert_ne!(name("http://a", "/x/y"), name("http://a", "/x/z"));
+        assert_ne!(name("http://a", "/x/y"), name("http://b", "/x/y"));
+        assert!(name("http://a", "/x").starts_with("images-"));
+    }
 }

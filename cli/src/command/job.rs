@@ -58,8 +58,15 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
         Arguments::List { jobs } => list(global, &jobs),
         Arguments::Status { job, jobs } => status(global, &named(job, &jobs)?),
         Arguments::Resume { job, retry_failed, failures, jobs } => {
+            let job_name = job.clone();
             let (topic, mut options) = jobs::resume_options(&named(job, &jobs)?)?;
             options.retry_failed = retry_failed;
+            if !retry_failed && options.lists.iter().any(|list| list.as_os_str() == "-") {
+                let again = format!("refstream backfill {topic} - --job {}", job_name);
+                return Err(Failure::usage(format!(
+                    "the job's paths came from standard input; give them again: {again}"
+                )));
+            }
             let client = config::connect(global).await?;
             perform(global, &client, &topic, options, failures.as_deref()).await
         }

@@ -11,15 +11,19 @@
 //! followed; they and other special files (sockets, pipes, devices) are counted as skipped. The modification time is the record's event time.
 
 mod content_type;
+mod in_place;
 #[cfg(feature = "jobs")]
 pub(crate) mod job;
 #[cfg_attr(not(feature = "jobs"), allow(dead_code))]
 mod lane;
 #[cfg_attr(not(feature = "jobs"), allow(dead_code))]
 mod ledger;
+mod manifest;
 mod options;
 mod progress;
 mod read;
+mod source;
+mod tar;
 mod template;
 mod walk;
 
@@ -33,11 +37,12 @@ use crate::{
     BackfillError, Client, Producer, ProducerOptions, SourceUnreadable, TopicDescription, UploadError, UploadOptions,
     Uploader,
 };
-use lane::{Lane, Report, Sorted};
+use lane::{Lane, Report};
 use ledger::{Ledger, Lookup};
 use progress::{Phases, Troubles, Watch};
 use refstream_filer_adapter::Runtime;
 use refstream_types::{Header, TopicName};
+use source::{Sources, Upload};
 use std::{
     ops::ControlFlow,
     path::PathBuf,
@@ -57,7 +62,7 @@ const FAILURES_LISTED: usize = 1_000;
 /// Backfills files into a topic: each file a record.
 #[derive(Debug)]
 pub struct Backfill {
-    paths: Vec<PathBuf>,
+    sources: Option<Sources>,
     patterns: Patterns,
     key: Option<KeyTemplate>,
     limits: Limits,
@@ -98,11 +103,11 @@ impl Backfill {
         let patterns =
             Patterns::new(&options.include, &options.exclude)?.ignoring(&options.exclude_from, options.gitignore)?;
         let key = options.key.as_deref().map(str::parse).transpose()?;
-        let paths = absolute(&options.paths)?;
+        let sources = Some(Sources::new(client, &options)?);
         let description = client.topic_settings(topic).await.map_err(UploadError::Topic)?;
         let header = |(name, value): (String, String)| Header { name, value: value.into() };
         let mut this = Self {
-            paths,
+            sources,
             patterns,
             key,
             limits: Limits {
@@ -161,7 +166,14 @@ impl Backfill {
 
     /// Starts finding files.
     fn find(&mut self, chunks: mpsc::Sender<Walked>, small_below: u64) -> tokio::task::JoinHandle<()> {
-        let paths = std::mem::take(&mut self.paths);
+        let sources = self.sources.take();
+        let upload = Upload {
+            uploader: match &self.sinks {
+                Sinks::Real(uploader, _) => Some(uploader.clone()),
+                Sinks::DryRun(_) => None,
+            },
+            ledger: self.ledger(),
+        };
         let patterns = std::mem::replace(&mut self.patterns, Patterns::none());
         let (key, limits) = (self.key.take(), self.limits);
         #[cfg(feature = "jobs")]
@@ -171,10 +183,11 @@ impl Backfill {
             #[cfg(feature = "jobs")]
             let _: ControlFlow<_> = match failed {
                 Some(job) => job.find_failed(&mut chunks),
-                None => walk::walk(&paths, &mut chunks),
+                None => sources.map_or(ControlFlow::Continue(()), |sources| sources.find(&upload, &mut chunks)),
             };
             #[cfg(not(feature = "jobs"))]
-            let _: ControlFlow<_> = walk::walk(&paths, &mut chunks);
+            let _: ControlFlow<_> =
+                sources.map_or(ControlFlow::Continue(()), |sources| sources.find(&upload, &mut chunks));
             chunks.finish();
         })
     }
@@ -348,7 +361,8 @@ impl Telling {
                 summary.files_done += 1;
                 summary.bytes_done += found.size;
                 let key = found.key().to_owned();
-                let placement = backfill.placement(found.size);
+                let attached = found.placed.is_some();
+                let placement = if attached { Placement::Attached } else { backfill.placement(found.size) };
                 on_event(BackfillEvent::Would { name: found.name, key, bytes: found.size, placement });
             }
             Report::Changed { name } => {
@@ -419,13 +433,13 @@ async fn rehearse(
                 let (known, files) = looked.await.map_err(|_: JoinError| interrupted())??;
                 lane::sort(files, known)
             }
-            None => Sorted { new: files, ..Sorted::default() },
+            None => {
+                let known = vec![ledger::Known::New; files.len()];
+                lane::sort(files, known)
+            }
         };
         let mut report = sorted.report(&mut chunk);
-        let Sorted { new, stored, begun, .. } = sorted;
-        let stored = stored.into_iter().map(|(found, ..)| found);
-        let todo = new.into_iter().chain(stored).chain(begun.into_iter().map(|(found, _)| found));
-        report.extend(todo.map(Report::Would));
+        report.extend(sorted.into_files().map(Report::Would));
         if reports.send(report).await.is_err() {
             break;
         }

@@ -16,6 +16,7 @@
 //! random and used once, so a retry writes the same bytes to the same key, also in a later process (`notes`). **A crash** at any point leaves objects that nothing refers to;
 //! garbage collection removes them. A failed multipart upload is aborted.
 
+mod bandwidth;
 mod encode;
 mod large;
 #[cfg_attr(not(feature = "jobs"), allow(dead_code))]
@@ -23,6 +24,7 @@ mod notes;
 mod pack;
 mod source;
 mod store;
+mod turns;
 
 pub(crate) use encode::prepare_small;
 use encode::{ForObject, Prepared, prepare, prepare_object};
@@ -32,6 +34,7 @@ pub(crate) use pack::PackState;
 pub(crate) use source::{OpenFile, is_compressed_type};
 
 use crate::UploadError;
+use bandwidth::Bandwidth;
 use bytes::Bytes;
 use large::Content;
 use pack::Packer;
@@ -46,11 +49,14 @@ use std::{
     },
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use turns::Turns;
 
 /// Payloads up to this size are encoded where they are; larger ones on a thread that may block.
 const ENCODE_INLINE: usize = 64 << 10;
 /// The smallest part of a multipart upload.
 const MIN_PART_BYTES: u64 = 5 << 20;
+/// Files that are uploaded at once when the number of requests is adaptive.
+const FILES_WHEN_ADAPTIVE: usize = 16;
 /// Bytes that are read from a stream at once.
 const READ_BYTES: usize = 1 << 20;
 
@@ -95,6 +101,12 @@ pub struct UploadOptions {
     pub part_bytes: u64,
     /// Requests to the store at once, all payloads together.
     pub concurrency: usize,
+    /// Instead of a fixed number, as many requests at once as bring more bytes: 2 to 64.
+    pub adaptive: bool,
+    /// Bytes a second to the store, all payloads together; `None`: no limit.
+    pub bandwidth: Option<u64>,
+    /// Read every object back once it is stored and compare its checksum, before anything refers to it. Costs as many bytes again.
+    pub verify: bool,
     /// Payload bytes in memory at once, all payloads together.
     pub memory: usize,
     /// Compress where a sample shows that it pays. zstd level; `None` stores everything as given.
@@ -109,6 +121,9 @@ impl Default for UploadOptions {
             pack_linger: std::time::Duration::from_millis(50),
             part_bytes: 8 << 20,
             concurrency: 8,
+            adaptive: false,
+            bandwidth: None,
+            verify: false,
             memory: 96 << 20,
             compression: Some(1),
         }
@@ -137,7 +152,8 @@ struct Inner {
     runtime: Arc<dyn Runtime>,
     options: UploadOptions,
     memory: Arc<Semaphore>,
-    requests: Arc<Semaphore>,
+    requests: Turns,
+    bandwidth: Option<Bandwidth>,
     packer: Packer,
     notes: Option<Arc<dyn PackNotes>>,
     /// What goes wrong now; `None` while everything goes well.
@@ -174,6 +190,14 @@ impl Inner {
     }
     fn note_taken(&self, bytes: u64) {
         self.taken.fetch_add(bytes, Ordering::Relaxed);
+        self.requests.succeeded(self.runtime.now(), bytes);
+    }
+    /// A turn for a request with this many payload bytes.
+    async fn turn(&self, bytes: u64) -> Option<tokio::sync::SemaphorePermit<'_>> {
+        if let Some(bandwidth) = &self.bandwidth {
+            bandwidth.turn(&*self.runtime, bytes).await;
+        }
+        self.requests.acquire().await
     }
     fn note_stored(&self, bytes: u64) {
         self.objects.fetch_add(1, Ordering::Relaxed);
@@ -196,7 +220,7 @@ impl Uploader {
             pack_below: options.pack_below.min(BLOCK_BYTES),
             pack_bytes: options.pack_bytes.clamp(1, memory as u64 / 2),
             part_bytes: part_bytes.min((memory as u64 / 2).max(MIN_PART_BYTES).next_multiple_of(BLOCK_BYTES)),
-            concurrency: options.concurrency.max(1),
+            concurrency: if options.adaptive { FILES_WHEN_ADAPTIVE } else { options.concurrency.max(1) },
             memory,
             ..options
         };
@@ -208,7 +232,8 @@ impl Uploader {
                 folder,
                 runtime,
                 memory: Arc::new(Semaphore::new(memory)),
-                requests: Arc::new(Semaphore::new(options.concurrency)),
+                requests: if options.adaptive { Turns::adaptive() } else { Turns::fixed(options.concurrency) },
+                bandwidth: options.bandwidth.map(Bandwidth::new),
                 packer: Packer::default(),
                 notes: None,
                 trouble: Mutex::new(None),
@@ -273,8 +298,30 @@ impl Uploader {
         name: Option<String>,
         notes: Option<Arc<dyn UploadNotes>>,
     ) -> Result<Receipt, UploadError> {
+        let compression = self.inner.options.compression.filter(|_| !is_compressed_type(content_type.as_deref()));
+        self.upload_encoded(source, compression, content_type, name, notes).await
+    }
+
+    /// As [`Uploader::upload_noted`], never compressed.
+    pub(crate) async fn upload_as_given(
+        &self,
+        source: Source,
+        content_type: Option<String>,
+        name: Option<String>,
+        notes: Option<Arc<dyn UploadNotes>>,
+    ) -> Result<Receipt, UploadError> {
+        self.upload_encoded(source, None, content_type, name, notes).await
+    }
+
+    async fn upload_encoded(
+        &self,
+        source: Source,
+        compression: Option<i32>,
+        content_type: Option<String>,
+        name: Option<String>,
+        notes: Option<Arc<dyn UploadNotes>>,
+    ) -> Result<Receipt, UploadError> {
         let inner = &self.inner;
-        let compression = inner.options.compression.filter(|_| !is_compressed_type(content_type.as_deref()));
         match source {
             Source::Bytes(bytes) if inner.is_large(bytes.len() as u64) => {
                 let size = Some(bytes.len() as u64);

@@ -306,6 +306,17 @@ impl Job {
             let Some((last, ..)) = failures.last() else { return ControlFlow::Continue(()) };
             after = Some(last.clone());
             for (file, name, _) in failures {
+                // Members of archives and attached objects are no paths: their place is in their row.
+                if file.contains(&0) {
+                    let row =
+                        self.state.rows(std::iter::once(&file[..])).ok().and_then(|mut rows| rows.pop().flatten());
+                    if let Some(Row { size, modified, state: State::Stored { reference, .. }, .. }) = row {
+                        let mut found = Found::new(PathBuf::from(OsStr::from_bytes(&file)), name, size, modified);
+                        found.placed = Some(reference);
+                        chunks.found(found)?;
+                    }
+                    continue;
+                }
                 walk::look(PathBuf::from(OsStr::from_bytes(&file)), name, true, chunks)?;
             }
         }

@@ -75,6 +75,7 @@ pub(super) struct Sorted {
     pub(super) new: Vec<Found>,
     pub(super) stored: Vec<(Found, Box<Reference>, u64)>,
     pub(super) begun: Vec<(Found, Begun)>,
+    pub(super) placed: Vec<(Found, Box<Reference>)>,
     pub(super) changed: Vec<Found>,
     pub(super) already: u64,
 }
@@ -82,8 +83,12 @@ pub(super) struct Sorted {
 /// Sorts files by what is known of them.
 pub(super) fn sort(files: Vec<Found>, known: Vec<Known>) -> Sorted {
     let mut sorted = Sorted::default();
-    for (found, known) in files.into_iter().zip(known) {
+    for (mut found, known) in files.into_iter().zip(known) {
         match known {
+            Known::New | Known::Stored { .. } | Known::Begun(_) if found.placed.is_some() => {
+                let placed = found.placed.take();
+                sorted.placed.extend(placed.map(|reference| (found, reference)));
+            }
             Known::New => sorted.new.push(found),
             Known::Done => sorted.already += 1,
             Known::Changed => sorted.changed.push(found),
@@ -95,11 +100,19 @@ pub(super) fn sort(files: Vec<Found>, known: Vec<Known>) -> Sorted {
 }
 
 impl Sorted {
+    /// The files that are not done.
+    pub(super) fn into_files(self) -> impl Iterator<Item = Found> {
+        let stored = self.stored.into_iter().map(|(found, ..)| found);
+        let placed = self.placed.into_iter().map(|(found, reference)| Found { placed: Some(reference), ..found });
+        self.new.into_iter().chain(stored).chain(self.begun.into_iter().map(|(found, _)| found)).chain(placed)
+    }
+
     /// What is told of a chunk at once.
     pub(super) fn report(&mut self, chunk: &mut Walked) -> Vec<Report> {
         let todo = || {
             let stored = self.stored.iter().map(|(found, ..)| found);
-            self.new.iter().chain(stored).chain(self.begun.iter().map(|(found, _)| found))
+            let placed = self.placed.iter().map(|(found, _)| found);
+            self.new.iter().chain(stored).chain(self.begun.iter().map(|(found, _)| found)).chain(placed)
         };
         let (files, bytes) = (todo().count() as u64, todo().map(|found| found.size).sum());
         let already = self.already + self.changed.len() as u64;
@@ -125,14 +138,21 @@ pub(super) async fn dispatch(lane: Lane, mut walked: mpsc::Receiver<Walked>) -> 
         if lane.reports.send(sorted.report(&mut chunk)).await.is_err() {
             return Ok(());
         }
-        let Sorted { new, stored, begun, .. } = sorted;
-        let count = new.len() + stored.len() + begun.len();
+        let Sorted { new, stored, begun, placed, .. } = sorted;
+        let count = new.len() + stored.len() + begun.len() + placed.len();
         if count == 0 {
             continue;
         }
         let permits = Arc::new(acquire(&under_way, count as u32).await?);
+        if !placed.is_empty() {
+            let (lane, permits) = (lane.clone(), Arc::clone(&permits));
+            tasks.spawn(async move {
+                lane.placed(placed).await;
+                drop(permits);
+            });
+        }
         let mut alone: Vec<_> = begun.into_iter().map(|(found, begun)| (found, Some(begun))).collect();
-        if chunk.small {
+        if chunk.small && new.len() + stored.len() > 0 {
             let bytes = new.iter().map(|found| found.size).sum();
             let room = lane.uploader.room(bytes).await;
             let reader = acquire(&readers, 1).await?;
@@ -186,7 +206,8 @@ async fn acquire(semaphore: &Arc<Semaphore>, permits: u32) -> Result<OwnedSemaph
 impl Lane {
     async fn look_up(&self, files: Vec<Found>) -> Result<Sorted, BackfillError> {
         let Some(ledger) = self.ledger.clone().filter(|_| !files.is_empty()) else {
-            return Ok(Sorted { new: files, ..Sorted::default() });
+            let known = vec![Known::New; files.len()];
+            return Ok(sort(files, known));
         };
         let looked = tokio::task::spawn_blocking(move || {
             let known = ledger.known(&files)?;
@@ -217,6 +238,26 @@ impl Lane {
             ledger.payload(found.row(), found.size, found.modified, &payload);
         }
         Ok(there)
+    }
+
+    /// Files whose payload is where it belongs already.
+    async fn placed(&self, files: Vec<(Found, Box<Reference>)>) {
+        let mut tickets = Vec::with_capacity(files.len());
+        let mut reports = Vec::new();
+        for (found, reference) in files {
+            if let Some(ledger) = &self.ledger {
+                let payload = Payload::Stored { reference: &reference, object_size: reference.size };
+                ledger.payload(found.row(), found.size, found.modified, &payload);
+            }
+            match self.send(found, Value::Reference(reference)).await {
+                Ok(sent) => tickets.push(sent),
+                Err(report) => reports.push(report),
+            }
+        }
+        for sent in tickets {
+            reports.push(self.acked(sent).await);
+        }
+        let _ = self.reports.send(reports).await;
     }
 
     /// A chunk of small files: read together, packed together.

@@ -15,6 +15,20 @@ pub struct BackfillOptions {
     /// Files and folders; folders are walked. Symbolic links below them are not followed.
     #[serde(with = "paths")]
     pub paths: Vec<PathBuf>,
+    /// Lists of files, one path a line; `-` is standard input. A file's name is its path as it is listed, without `/`, `.` and `..`.
+    #[serde(with = "paths")]
+    pub lists: Vec<PathBuf>,
+    /// The paths of lists end with a zero byte instead of a line end.
+    pub null_separated: bool,
+    /// Tar archives (not compressed) that are uploaded whole; each member that is a regular file is a record that refers to its range.
+    #[serde(with = "paths")]
+    pub archives: Vec<PathBuf>,
+    /// Prefixes of objects (`s3://bucket/prefix`) in configured stores, which are attached where they are: no payload byte moves.
+    pub in_place: Vec<String>,
+    /// Lists of objects to attach: CSV, JSONL or (feature `parquet`) Parquet with `uri`, and optionally `size`, `checksum`, `key`, `etag`,
+    /// `version`.
+    #[serde(with = "paths")]
+    pub manifests: Vec<PathBuf>,
     /// Only files whose relative path matches one of these globs; empty: all. `*` also matches slashes.
     pub include: Vec<String>,
     /// Not files whose relative path matches one of these globs.

@@ -5,7 +5,7 @@ use crate::{InvalidGlob, SourceUnreadable};
 use globset::{Glob, GlobSet, GlobSetBuilder};
 use ignore::{WalkBuilder, gitignore::Gitignore};
 use percent_encoding::{AsciiSet, CONTROLS, percent_encode};
-use refstream_types::Timestamp;
+use refstream_types::{Reference, Timestamp};
 use std::{
     ops::ControlFlow,
     os::unix::ffi::OsStrExt,
@@ -30,6 +30,8 @@ pub(super) struct Found {
     pub(super) key: Option<String>,
     pub(super) size: u64,
     pub(super) modified: Option<Timestamp>,
+    /// Where its payload is already.
+    pub(super) placed: Option<Box<Reference>>,
     #[cfg(test)]
     #[allow(dead_code)]
     pub(super) alive: super::tests::Alive,
@@ -43,6 +45,7 @@ impl Found {
             key: None,
             size,
             modified,
+            placed: None,
             #[cfg(test)]
             alive: super::tests::Alive::new(),
         }
@@ -181,15 +184,18 @@ impl<'a> Chunks<'a> {
         }
         self.limits.files -= 1;
         self.limits.bytes -= found.size;
-        found.key = self.key.map(|template| template.key(&found.name));
-        if found.size >= self.small_below {
+        if found.key.is_none() {
+            found.key = self.key.map(|template| template.key(&found.name));
+        }
+        let to_read = if found.placed.is_some() { 0 } else { found.size };
+        if to_read >= self.small_below {
             return self.send(Walked { files: vec![found], ..Walked::default() });
         }
-        let full = self.small_bytes + found.size > CHUNK_BYTES || self.small.files.len() >= CHUNK_FILES;
+        let full = self.small_bytes + to_read > CHUNK_BYTES || self.small.files.len() >= CHUNK_FILES;
         if full && !self.small.files.is_empty() {
             self.flush()?;
         }
-        self.small_bytes += found.size;
+        self.small_bytes += to_read;
         self.small.files.push(found);
         ControlFlow::Continue(())
     }

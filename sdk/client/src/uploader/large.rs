@@ -4,7 +4,7 @@ use super::{
     Begun, BegunHow, Inner, READ_BYTES, Receipt, UploadNotes, blocking,
     encode::{Encoder, sample_pays, stored_type},
     source::{OpenFile, read_up_to},
-    store::{harmless, has, put_sidecar, repeat},
+    store::{self, harmless, has, put_sidecar, repeat},
 };
 use crate::{Interrupted, NotStored, UploadError};
 use bytes::Bytes;
@@ -337,6 +337,7 @@ pub(super) async fn upload(
         Some(started) => {
             let key = complete(inner, &key, &*started.upload, &parts, finished.size).await?;
             started.keep = true;
+            store::verify(inner, &key, finished.size, finished.checksum).await?;
             inner.note_stored(finished.size);
             key
         }
@@ -403,8 +404,9 @@ async fn put_part(
     room: OwnedSemaphorePermit,
     notes: Option<Arc<dyn UploadNotes>>,
 ) -> Result<Part, UploadError> {
+    let bytes = body.iter().map(|piece| piece.len() as u64).sum();
     let part = repeat(&inner, &key, || async {
-        let _turn = inner.requests.acquire().await;
+        let _turn = inner.turn(bytes).await;
         upload.put_part(number, body.clone(), checksum).await.map_err(harmless)
     })
     .await;

@@ -140,6 +140,17 @@ impl OpenFile {
         }
     }
 
+    /// Checks that the file at its path is still the one that was opened, as it was.
+    pub(crate) fn check_same(&self) -> Result<(), UploadError> {
+        let now = std::fs::metadata(&self.path).map_err(|error| self.unreadable(&error))?;
+        if Stamp::of(&now) == self.stamp {
+            return Ok(());
+        }
+        let what =
+            format!("it had {} bytes, now it has {}, or its modification time moved", self.stamp.size, now.len());
+        Err(SourceChanged { path: self.path.clone(), what }.into())
+    }
+
     fn check_unchanged(&self) -> Result<(), UploadError> {
         let metadata = self.file.metadata().map_err(|error| self.unreadable(&error))?;
         let (before, now) = (self.stamp, Stamp::of(&metadata));

@@ -3,7 +3,8 @@
 use super::Inner;
 use crate::{NotStored, UploadError, backoff::Backoff};
 use bytes::Bytes;
-use refstream_filer_adapter::{Attributes, CreateError, StoreError, StoreErrorKind};
+use futures::StreamExt as _;
+use refstream_filer_adapter::{Attributes, CreateError, GetOptions, StoreError, StoreErrorKind};
 use refstream_format::blocks::{BLOCK_BYTES, Blocks};
 use refstream_types::{Crc32c, Key, Layout};
 use std::{future::Future, time::Duration};
@@ -32,6 +33,9 @@ pub(super) async fn repeat<T, Attempt: Future<Output = Result<T, CreateError>>>(
         let mut delay = backoff.next(&*inner.runtime);
         if let StoreErrorKind::Throttled(Some(asked)) = error.error().kind {
             delay = delay.max(asked);
+        }
+        if matches!(error.error().kind, StoreErrorKind::Throttled(_)) {
+            inner.requests.throttled(inner.runtime.now());
         }
         let limit = match error.error().kind {
             StoreErrorKind::NoSpace => RETRY_FULL_FOR,
@@ -62,10 +66,11 @@ pub(super) async fn put(
 ) -> Result<Key, UploadError> {
     let size = body.iter().map(|piece| piece.len() as u64).sum();
     let stored = repeat(inner, key, || async {
-        let _turn = inner.requests.acquire().await;
+        let _turn = inner.turn(size).await;
         inner.store.put(key, body.clone(), checksum, attributes).await
     })
     .await?;
+    verify(inner, &stored.key, size, checksum).await?;
     inner.note_taken(size);
     inner.note_stored(size);
     Ok(stored.key)
@@ -88,6 +93,36 @@ pub(super) async fn put_blob(
     }
     let (key, ()) = futures::try_join!(object, put_sidecar(inner, key, size, blocks))?;
     Ok(key)
+}
+
+/// Reads an object back, if that is asked for, and compares its sum.
+pub(super) async fn verify(inner: &Inner, key: &Key, size: u64, checksum: Crc32c) -> Result<(), UploadError> {
+    if !inner.options.verify {
+        return Ok(());
+    }
+    repeat(inner, key, || async {
+        let _turn = inner.requests.acquire().await;
+        let mut body = inner.store.get(key, &GetOptions::default()).await.map_err(harmless)?.body;
+        let mut sum = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
+        let mut bytes = 0;
+        while let Some(piece) = body.next().await {
+            let piece = piece.map_err(harmless)?;
+            bytes += piece.len() as u64;
+            sum.update(&piece);
+        }
+        let found = Crc32c(sum.finalize() as u32);
+        if (bytes, found) == (size, checksum) {
+            return Ok(());
+        }
+        Err(harmless(StoreError {
+            kind: StoreErrorKind::Invalid,
+            operation: "read back",
+            store: inner.name.to_string(),
+            key: Some(key.clone()),
+            message: format!("stored {size} bytes with {checksum}, read {bytes} bytes with {found}"),
+        }))
+    })
+    .await
 }
 
 /// Whether there is an object of this size.

@@ -210,6 +210,43 @@ async fn lost_answers_are_settled_by_writing_the_same_bytes_again() {
 }
 
 #[tokio::test]
+async fn what_was_stored_wrong_is_found_by_reading_it_back() {
+    let fixture =
+        fixture(UploadOptions { pack_below: 0, verify: true, part_bytes: 5 << 20, ..UploadOptions::default() });
+    for bytes in [100, 3 << 20, 11 << 20] {
+        fixture.upload(noise(bytes)).await;
+        let operation = if bytes > 10 << 20 { Operation::Complete } else { Operation::Put };
+        fixture.store.script(operation, "", Fault::BitRot);
+        let error = fixture.uploader.upload(Source::Bytes(noise(bytes)), None, None).await.unwrap_err();
+        assert!(error.to_string().contains("read back"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_large_payload_goes_in_parallel_parts_so_that_a_last_one_does_not_drag() {
+    let faults = refstream_filer_adapter::memory::Faults {
+        latency_from: Duration::from_millis(150),
+        latency_to: Duration::from_millis(150),
+        ..Default::default()
+    };
+    let fixture = fixture(UploadOptions { part_bytes: 5 << 20, concurrency: 4, ..UploadOptions::default() });
+    fixture.store.set_faults(faults);
+    let content = noise(40 << 20);
+    let upload = fixture.upload(content);
+    tokio::pin!(upload);
+    // All turns are taken at some moment although there is one payload only.
+    let mut least = 4;
+    loop {
+        tokio::select! {
+            biased;
+            _ = &mut upload => break,
+            () = tokio::task::yield_now() => least = least.min(fixture.uploader.inner.requests.free()),
+        }
+    }
+    assert_eq!(least, 0);
+}
+
+#[tokio::test]
 async fn files_that_are_none_are_refused_with_their_path() {
     let fixture = fixture(UploadOptions::default());
     let folder = tempfile::tempdir().unwrap();

@@ -55,7 +55,7 @@ impl Deployment {
         .await
         .unwrap();
         server.serving().await.unwrap();
-        let payloads = store.client("payloads", runtime, 0, Default::default());
+        let payloads = store.client("main", runtime, 0, Default::default());
         let options = ClientOptions {
             stores: vec![(name, Arc::new(payloads.clone()) as Arc<dyn BlobStore>)],
             ..ClientOptions::new(format!("http://{}", server.grpc_address()))
@@ -358,6 +358,106 @@ async fn failed_files_are_tried_again_and_changed_ones_are_left_alone() {
         deployment.records().await.into_iter().map(|delivery| (delivery.record.source_name, delivery.offset)).collect();
     assert!(names.contains_key(&Some("sub/late".to_owned())));
     assert!(status(&deployment.job()).unwrap().failures.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn members_of_an_archive_are_ranges_of_it() {
+    let deployment = Deployment::new().await;
+    let large = noise(3 << 20);
+    let members: Vec<(&str, &[u8])> = vec![("a/one.txt", b"one"), ("a/empty", b""), ("b/large.bin", &large)];
+    deployment.write("all.tar", &super::super::tar::tests::archive(&members));
+    deployment.write("no.tar", &[1; 2_000]);
+    let at = |name: &str| deployment.files.path().join(name);
+    let options = BackfillOptions {
+        paths: Vec::new(),
+        archives: vec![at("all.tar"), at("no.tar")],
+        ..deployment.options(1 << 20)
+    };
+    let summary = deployment.run(options.clone()).await.unwrap();
+    assert_eq!((summary.files_done, summary.files_failed), (3, 1), "{summary:?}");
+    assert!(summary.failures[0].error.contains("no tar archive"), "{summary:?}");
+    let mut keys = BTreeSet::new();
+    for delivery in deployment.records().await {
+        let name = delivery.record.source_name.clone().unwrap();
+        let content = members.iter().find(|(member, _)| *member == name).unwrap().1;
+        let Value::Reference(reference) = &delivery.record.value else { panic!("{delivery:?}") };
+        assert!(reference.offset.is_some() && reference.content_hash.is_some());
+        assert_eq!(deployment.client.payload(reference).bytes().await.unwrap(), content, "{name}");
+        assert_eq!(delivery.record.event_time, Some(Timestamp::from_micros(10_000_000)));
+        keys.insert(reference.key.clone());
+    }
+    assert_eq!(keys.len(), 1, "the archive is one object");
+    let again = deployment.run(options).await.unwrap();
+    assert_eq!((again.files_done, again.files_already, again.objects), (0, 3, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_are_attached_where_they_are() {
+    let deployment = Deployment::new().await;
+    let put = async |key: &str, content: &'static [u8]| {
+        let body = vec![Bytes::from_static(content)];
+        let sum = refstream_format::crc32c(content);
+        deployment.store.put(&key.parse().unwrap(), body, sum, &Default::default()).await.unwrap();
+    };
+    put("photos/2024/a.png", b"aaa").await;
+    put("photos/2024/b.png", b"bb").await;
+    put("photos/2025/c.png", b"c").await;
+    let options = BackfillOptions {
+        paths: Vec::new(),
+        in_place: vec!["memory://main/photos/2024/".into()],
+        ..deployment.options(1 << 20)
+    };
+    let before = deployment.store.operations(Operation::Put);
+    let summary = deployment.run(options.clone()).await.unwrap();
+    assert_eq!((summary.files_done, summary.files_failed), (2, 0), "{summary:?}");
+    assert_eq!(deployment.store.operations(Operation::Put), before, "no payload byte moves");
+    let records = deployment.records().await;
+    let a = records.iter().find(|delivery| delivery.record.source_name.as_deref() == Some("a.png")).unwrap();
+    let payload = a.payload(&deployment.client).unwrap();
+    assert_eq!(payload.reference().content_type.as_deref(), Some("image/png"));
+    assert_eq!(payload.bytes().await.unwrap(), &b"aaa"[..]);
+
+    // An object that is overwritten is another one: the old record says so, and there is a new one.
+    put("photos/2024/a.png", b"AAAA").await;
+    assert_eq!(payload.bytes().await.unwrap_err().class(), crate::ErrorClass::VerificationFailed);
+    let again = deployment.run(options.clone()).await.unwrap();
+    assert_eq!((again.files_done, again.files_already), (1, 1));
+
+    let list = deployment.jobs.path().join("list.csv");
+    let rows = "uri,size,checksum,key\nmemory://main/photos/2025/c.png,1,,k\nmemory://main/absent,,,\n\
+                memory://main/photos/2024/b.png,7,,\nhttp://elsewhere/x,,,\n";
+    std::fs::write(&list, rows).unwrap();
+    let listed = BackfillOptions { in_place: Vec::new(), manifests: vec![list], ..options.clone() };
+    let summary = deployment.run(listed).await.unwrap();
+    assert_eq!((summary.files_done, summary.files_failed), (1, 3), "{summary:?}");
+    let errors: Vec<_> = summary.failures.iter().map(|failure| &*failure.error).collect();
+    for says in ["does not exist", "the list says 7", "configured store"] {
+        assert!(errors.iter().any(|error| error.contains(says)), "{errors:?}");
+    }
+    let keys: Vec<_> = deployment.records().await.into_iter().filter_map(|delivery| delivery.record.key).collect();
+    assert!(keys.contains(&Bytes::from_static(b"k")), "{keys:?}");
+    let elsewhere = BackfillOptions { in_place: vec!["s3://other/x".into()], ..options };
+    let error = deployment.run(elsewhere).await.unwrap_err().to_string();
+    assert!(error.contains("memory://main/ (main)"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_of_a_list_are_named_as_they_are_listed() {
+    let deployment = Deployment::new().await;
+    deployment.write("one", b"one");
+    deployment.write("two", b"two");
+    let at = |name: &str| deployment.files.path().join(name).display().to_string();
+    let list = deployment.jobs.path().join("list");
+    std::fs::write(&list, format!("{}\0\0{}\0{}", at("one"), at("./two"), at("absent"))).unwrap();
+    let mut options = BackfillOptions { lists: vec![list], null_separated: true, ..deployment.options(0) };
+    options.paths.clear();
+    options.upload.verify = true;
+    options.upload.adaptive = true;
+    let summary = deployment.run(options).await.unwrap();
+    assert_eq!((summary.files_done, summary.files_failed), (2, 1), "{summary:?}");
+    let names: BTreeSet<_> =
+        deployment.records().await.into_iter().filter_map(|delivery| delivery.record.source_name).collect();
+    assert_eq!(names, BTreeSet::from([at("one")[1..].to_owned(), at("two")[1..].to_owned()]));
 }
 
 #[tokio::test(flavor = "multi_thread")]
