@@ -99,3 +99,74 @@ fn jobs_are_listed_described_and_cancelled() {
     up.run(&["backfill", "t", path, "--job", "a/b"]).fails(1, &["a/b"]);
     up.run(&["backfill", "t", path, "--job", "other", "--key", "{nope}"]).fails(1, &["{nope}", "{stem}"]);
 }
+
+#[test]
+fn files_come_from_lists_archives_and_objects_that_are_there() {
+    let up = Up::start();
+    up.run(&["topic", "create", "t"]).ok();
+    let files = Files::generate(12, 5_000, 15);
+    let folder = files.path();
+    let some: Vec<_> = files.expected.keys().take(3).cloned().collect();
+
+    // A list on standard input, relative to where the command runs.
+    let mut child = up
+        .command(&["--output", "json", "backfill", "t", "-", "--null", "--concurrency", "auto", "--checksum", "verify"])
+        .current_dir(folder)
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::io::Write::write_all(&mut child.stdin.take().unwrap(), some.join("\0").as_bytes()).unwrap();
+    let said = child.wait_with_output().unwrap();
+    assert!(said.status.success());
+    let names = |topic: &str| {
+        let records = up.records(topic);
+        let mut names: Vec<_> = records.iter().map(|r| r["source_name"].as_str().unwrap().to_owned()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names("t"), some);
+
+    // An archive whose members become ranges.
+    let archive = folder.join("all.tar");
+    let tar = std::process::Command::new("tar")
+        .arg("-cf")
+        .arg(&archive)
+        .arg("-C")
+        .arg(folder)
+        .args(files.expected.keys())
+        .status()
+        .unwrap();
+    assert!(tar.success());
+    up.run(&["topic", "create", "members"]).ok();
+    up.run(&["backfill", "members", archive.to_str().unwrap(), "--tar"]).ok();
+    files.check(&up.records("members"));
+    up.run(&["verify", "members", "--deep"]).ok();
+    std::fs::remove_file(&archive).unwrap();
+
+    // What is in the store already, attached; listed in a manifest it is the same objects.
+    up.run(&["topic", "create", "objects"]).ok();
+    up.run(&["backfill", "objects", folder.to_str().unwrap(), "--pack-below", "0", "--no-compression"]).ok();
+    up.run(&["topic", "create", "attached"]).ok();
+    let mut list = String::from("uri,size,key\n");
+    for record in up.records("objects") {
+        let (uri, size) = (record["payload"]["uri"].as_str().unwrap(), record["payload"]["size"].as_u64().unwrap());
+        list += &format!("{uri},{size},\"{}\"\n", record["key"].as_str().unwrap());
+    }
+    let manifest = up.data().join("list.csv");
+    std::fs::write(&manifest, list).unwrap();
+    let stored = objects(&up.data(), "payloads/").len();
+    let said = up.run(&["--output", "json", "backfill", "attached", "--manifest", manifest.to_str().unwrap()]).json();
+    assert_eq!((said["files_done"].as_u64(), said["objects"].as_u64()), (Some(12), Some(0)), "{said}");
+    assert_eq!(objects(&up.data(), "payloads/").len(), stored, "nothing was uploaded");
+    let attached = up.records("attached");
+    let keys: std::collections::BTreeSet<_> = attached.iter().map(|record| record["key"].as_str().unwrap()).collect();
+    assert_eq!(keys, files.expected.keys().map(String::as_str).collect());
+    up.run(&["verify", "attached", "--deep"]).ok();
+    // A prefix passes over what belongs to the deployment itself.
+    let said = up.run(&["--output", "json", "backfill", "attached", "s3://refstream/", "--in-place"]).json();
+    assert_eq!(said["files_done"], 0, "{said}");
+    assert!(said["files_skipped"].as_u64() > Some(12), "{said}");
+    up.run(&["backfill", "t", "s3://elsewhere/x", "--in-place"]).fails(1, &["s3://elsewhere/x", "s3://refstream/"]);
+    up.run(&["backfill", "t", "/etc", "--bandwidth", "fast"]).fails(2, &["--bandwidth", "20M"]);
+}

@@ -153,7 +153,6 @@ fn try_members(archive: &Path, upload: &Upload, chunks: &mut Chunks<'_>) -> Resu
     let file = OpenFile::open(archive)?;
     let whole = whole(archive, &file, upload)?;
     let mut reader = tar::Reader::new(BufReader::with_capacity(HASH_BYTES, File::open(archive).map_err(unreadable)?));
-    let base = walk::name(archive, archive);
     let mut buffer = vec![0; HASH_BYTES];
     loop {
         let member = match reader.entry().map_err(unreadable)? {
@@ -189,7 +188,7 @@ fn try_members(archive: &Path, upload: &Upload, chunks: &mut Chunks<'_>) -> Resu
                 checksum: Some(checksum),
                 content_hash: Some(content_hash),
                 content_size: member.size,
-                content_type: content_type::of(&base_of(&found.name)).map(str::to_owned),
+                content_type: content_type::of(&found.name).map(str::to_owned),
                 ..whole.clone()
             }));
         }
@@ -198,12 +197,7 @@ fn try_members(archive: &Path, upload: &Upload, chunks: &mut Chunks<'_>) -> Resu
         }
     }
     file.check_same()?;
-    tracing::debug!(archive = %base, "all members were found");
     Ok(ControlFlow::Continue(()))
-}
-
-fn base_of(name: &str) -> String {
-    name.rsplit('/').next().unwrap_or(name).to_owned()
 }
 
 fn sums(
@@ -236,7 +230,8 @@ fn whole(archive: &Path, file: &OpenFile, upload: &Upload) -> Result<Option<Refe
     if let Some(ledger) = &upload.ledger {
         match ledger.known(std::slice::from_ref(&found))?.pop() {
             Some(Known::Stored { reference, object_size }) => {
-                if handle.block_on(uploader.has(&reference.key, object_size))? {
+                let there = handle.block_on(uploader.has(&reference.key, object_size))?;
+                if there {
                     return Ok(Some(*reference));
                 }
             }
