@@ -7,9 +7,10 @@ use crate::{
 use percent_encoding::percent_decode_str;
 use refstream::{
     stores::{
-        BlobStore, Filer,
+        BlobStore, Filer, TokioRuntime,
         embedded::{EmbeddedKeys, FileStore, FileStoreOptions, S3Server},
         s3::{S3Config, S3Store},
+        seaweed::{SeaweedConfig, SeaweedStore},
     },
     types::StoreName,
 };
@@ -29,6 +30,9 @@ pub(crate) const EMBEDDED: &str = "embedded";
 pub(crate) enum StoreSettings {
     /// Any S3-compatible store.
     S3(S3Settings),
+    /// A SeaweedFS cluster, natively: payloads only.
+    #[serde(rename = "seaweedfs")]
+    Seaweed(SeaweedSettings),
     /// Plain files in the folder `broker.data`, served as S3 at `broker.s3`. At most one.
     Embedded(EmbeddedSettings),
 }
@@ -50,6 +54,29 @@ pub(crate) struct S3Settings {
     pub(crate) path_style: bool,
 }
 
+/// A SeaweedFS cluster. The keys that sign permissions come from WEED_JWT_SIGNING_KEY and WEED_JWT_SIGNING_READ_KEY, else its master gives permissions.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SeaweedSettings {
+    /// HOST:PORT of its masters, with commas between them.
+    pub(crate) masters: String,
+    /// Replication such as 001; empty: the master's default.
+    #[serde(default)]
+    pub(crate) replication: String,
+    /// Collection of new payloads; empty: the default one.
+    #[serde(default)]
+    pub(crate) collection: String,
+    /// Time to live of new payloads, such as 7d; empty: for ever.
+    #[serde(default)]
+    pub(crate) ttl: String,
+    /// Volume servers wait for their disk before they acknowledge.
+    #[serde(default = "yes")]
+    pub(crate) fsync: bool,
+    /// Objects over this size are stored in parts of it.
+    #[serde(default = "default_blob_bytes")]
+    pub(crate) blob_bytes: u64,
+}
+
 /// The embedded store; its settings are the broker's.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -57,6 +84,10 @@ pub(crate) struct EmbeddedSettings {}
 
 fn default_region() -> String {
     "us-east-1".into()
+}
+
+fn default_blob_bytes() -> u64 {
+    SeaweedConfig::default().blob_bytes
 }
 
 const fn yes() -> bool {
@@ -71,10 +102,11 @@ pub(crate) struct FromUri {
     pub(crate) root: String,
 }
 
-/// Reads `s3://BUCKET[/ROOT][?endpoint=URL&region=NAME&path_style=BOOL]`.
+/// Reads `s3://BUCKET[/ROOT][?endpoint=URL&region=NAME&path_style=BOOL]` or
+/// `seaweedfs://MASTER[,MASTER][?collection=NAME&replication=001&ttl=7d&fsync=BOOL]`.
 pub(crate) fn from_uri(uri: &str) -> Result<FromUri, Failure> {
     let refuse = |why: String| {
-        let forms = "use s3://BUCKET?endpoint=http://HOST:PORT";
+        let forms = "use s3://BUCKET?endpoint=http://HOST:PORT or seaweedfs://MASTER:PORT";
         Failure::usage(format!("the store {uri:?} is refused: {why}; {forms}"))
     };
     let (scheme, rest) = uri.split_once("://").ok_or_else(|| refuse("it is no URI".into()))?;
@@ -93,6 +125,8 @@ pub(crate) fn from_uri(uri: &str) -> Result<FromUri, Failure> {
     }
     let place_field = match scheme {
         "s3" => "bucket",
+        "seaweedfs" if root.is_empty() => "masters",
+        "seaweedfs" => return Err(refuse("it has a path: payloads have no names there".into())),
         _ => return Err(refuse(format!("there is no kind of store {scheme}"))),
     };
     if host.is_empty() {
@@ -133,6 +167,7 @@ impl Stores {
         for (name, store) in settings {
             match store {
                 StoreSettings::S3(s3) => stores.open_s3(name, s3).await?,
+                StoreSettings::Seaweed(seaweed) => stores.open_seaweed(name, seaweed)?,
                 StoreSettings::Embedded(_) => stores.open_embedded(name, broker).await?,
             }
         }
@@ -160,6 +195,26 @@ impl Stores {
         let prefix = format!("s3://{bucket}/");
         let s3 = v1::S3Store { endpoint, bucket, region, path_style, credentials_file: None };
         self.describe(name, prefix, v1::store::Kind::S3(s3));
+        Ok(())
+    }
+
+    fn open_seaweed(&mut self, name: &StoreName, settings: &SeaweedSettings) -> Result<(), Failure> {
+        let SeaweedSettings { masters, replication, collection, ttl, fsync, blob_bytes } = settings.clone();
+        let masters: Vec<String> = masters.split(',').map(|master| master.trim().to_owned()).collect();
+        let described = v1::SeaweedStore {
+            masters: masters.clone(),
+            replication: replication.clone(),
+            collection: collection.clone(),
+            ttl: ttl.clone(),
+            fsync,
+            blob_bytes,
+        };
+        let from_env = SeaweedConfig::from_env();
+        let config = SeaweedConfig { masters, replication, collection, ttl, fsync, blob_bytes, ..from_env };
+        let runtime = Arc::new(TokioRuntime::new());
+        let store = SeaweedStore::open(name.as_str(), config, runtime).map_err(Failure::usage)?;
+        self.blobs.insert(name.clone(), Arc::new(store));
+        self.describe(name, format!("seaweedfs://{name}/"), v1::store::Kind::Seaweed(described));
         Ok(())
     }
 
@@ -227,6 +282,14 @@ mod tests {
     }
 
     #[test]
+    fn a_cluster_is_read_from_its_uri() {
+        let read = from_uri("seaweedfs://127.0.0.1:9333,10.0.0.2:9333?collection=pics&fsync=false").unwrap();
+        let StoreSettings::Seaweed(seaweed) = read.store else { panic!() };
+        assert_eq!(seaweed.masters, "127.0.0.1:9333,10.0.0.2:9333");
+        assert_eq!((seaweed.collection.as_str(), seaweed.fsync), ("pics", false));
+    }
+
+    #[test]
     fn a_uri_that_means_nothing_is_refused() {
         for (uri, why) in [
             ("pics", "no URI"),
@@ -234,6 +297,7 @@ mod tests {
             ("s3://", "bucket"),
             ("s3://pics?endpiont=x", "endpiont"),
             ("s3://pics?path_style=maybe", "boolean"),
+            ("seaweedfs://127.0.0.1:9333/x", "path"),
         ] {
             let failure = from_uri(uri).unwrap_err();
             assert!(failure.text().contains(why), "{uri}: {}", failure.text());

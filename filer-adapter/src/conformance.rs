@@ -45,16 +45,26 @@ where
     multipart::run(&Bench::new(open().await, &*runtime)).await;
 }
 
+/// Runs the part of the suite that is about payloads, for a store that is no filer.
+///
+/// # Panics
+/// When the store breaks a promise.
+pub async fn run_blobs(store: Arc<dyn BlobStore>, runtime: Arc<dyn Runtime>) {
+    let bench = Bench { filer: None, blobs: store, place: runtime.token() };
+    blobs::run(&bench).await;
+    multipart::run(&bench).await;
+}
+
 /// A store and a place in it of which nobody else knows.
 struct Bench {
-    filer: Arc<dyn Filer>,
+    filer: Option<Arc<dyn Filer>>,
     blobs: Arc<dyn BlobStore>,
     place: Token,
 }
 
 impl Bench {
     fn new(store: Store, runtime: &dyn Runtime) -> Self {
-        Self { filer: store.filer, blobs: store.blobs, place: runtime.token() }
+        Self { filer: Some(store.filer), blobs: store.blobs, place: runtime.token() }
     }
 
     fn prefix(&self, rest: &str) -> String {
@@ -65,14 +75,19 @@ impl Bench {
         self.prefix(name).parse().unwrap()
     }
 
+    fn filer(&self) -> &Arc<dyn Filer> {
+        self.filer.as_ref().unwrap()
+    }
+
     async fn clean(&self) {
+        let Some(filer) = &self.filer else { return };
         loop {
-            let left = self.filer.list(&self.prefix(""), None, 100).await.unwrap();
+            let left = filer.list(&self.prefix(""), None, 100).await.unwrap();
             if left.is_empty() {
                 return;
             }
             for listed in left {
-                self.filer.remove(&listed.key).await.unwrap();
+                filer.remove(&listed.key).await.unwrap();
             }
         }
     }

@@ -6,6 +6,8 @@
 
 #![warn(missing_docs)]
 
+#[cfg(any(feature = "s3", feature = "seaweedfs"))]
+mod attempt;
 pub mod chain;
 mod checksum;
 #[cfg(feature = "conformance")]
@@ -15,10 +17,14 @@ pub mod embedded;
 mod error;
 #[cfg(feature = "memory")]
 pub mod memory;
+#[cfg(any(feature = "s3", feature = "seaweedfs"))]
+mod pieces;
 pub mod probe;
 mod runtime;
 #[cfg(feature = "s3")]
 pub mod s3;
+#[cfg(feature = "seaweedfs")]
+pub mod seaweed;
 mod store;
 
 pub use checksum::crc32c;

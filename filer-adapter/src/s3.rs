@@ -5,14 +5,16 @@
 //! and bodies are neither hashed nor copied on their way: they are sent as the pieces they are, with the CRC32C that the
 //! caller knows already, so the store checks what arrived.
 
-mod body;
 mod failure;
 mod multipart;
 mod tree;
 
 use crate::{
     Attributes, BlobStore, ByteStream, CreateError, Created, Filer, Found, GetOptions, Listed, MultipartUpload,
-    ObjectMeta, StoreError, StoreErrorKind, Stored, crc32c,
+    ObjectMeta, StoreError, StoreErrorKind, Stored,
+    attempt::{self, Failed},
+    crc32c,
+    pieces::Pieces,
 };
 use async_trait::async_trait;
 use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
@@ -32,11 +34,9 @@ use aws_smithy_runtime_api::{
         runtime_components::RuntimeComponents,
     },
 };
-use aws_smithy_types::config_bag::ConfigBag;
-use backon::{ExponentialBuilder, Retryable as _};
+use aws_smithy_types::{body::SdkBody, config_bag::ConfigBag};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::{Bytes, BytesMut};
-use failure::Failed;
 use futures::{StreamExt as _, TryStreamExt as _};
 use multipart::Multipart;
 use refstream_types::{ByteRange, Crc32c, Key};
@@ -45,12 +45,6 @@ use std::{fmt, future::Future, sync::Arc, time::Duration};
 /// Objects per listing call; S3's limit.
 const PAGE: usize = 1_000;
 
-/// The pause before the second try, about; it doubles.
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-/// The longest pause between tries, unless the store asks for more.
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// The slowest upload that is not given up, in bytes per second.
-const SLOWEST_UPLOAD: u64 = 256 << 10;
 /// Where a bucket is when nothing says so.
 const DEFAULT_REGION: &str = "us-east-1";
 
@@ -153,7 +147,7 @@ impl Shared {
     where
         E: ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
     {
-        let limit = self.config.request_timeout + Duration::from_secs(bytes / SLOWEST_UPLOAD);
+        let limit = attempt::time_limit(self.config.request_timeout, bytes);
         match tokio::time::timeout(limit, Box::pin(request)).await {
             Ok(answer) => answer.map_err(|error| self.failed(operation, key, error)),
             Err(_) => {
@@ -169,21 +163,7 @@ impl Shared {
     where
         Fut: Future<Output = Result<T, Failed>>,
     {
-        let backoff = ExponentialBuilder::default()
-            .with_min_delay(FIRST_PAUSE)
-            .with_max_delay(LONGEST_PAUSE)
-            .with_max_times(self.config.attempts.saturating_sub(1))
-            .with_jitter();
-        let mut happened = false;
-        operation
-            .retry(backoff)
-            .when(|failed| failed.error.is_retryable())
-            .adjust(|failed, pause| {
-                happened |= failed.happened;
-                failure::patience(failed, pause)
-            })
-            .await
-            .map_err(|failed| Failed { happened: happened || failed.happened, ..failed })
+        attempt::retried(self.config.attempts, operation).await
     }
 
     fn error(
@@ -210,6 +190,14 @@ impl Shared {
             }
             _ => Ok(()),
         }
+    }
+}
+
+/// A body of these pieces; nothing is copied.
+fn payload(pieces: &[Bytes]) -> aws_sdk_s3::primitives::ByteStream {
+    match pieces {
+        [one] => SdkBody::from(one.clone()).into(),
+        many => SdkBody::from_body_1_x(Pieces::new(many)).into(),
     }
 }
 
@@ -329,7 +317,7 @@ impl S3Store {
             .content_length(size as i64)
             .set_content_type(attributes.content_type.clone())
             .set_checksum_crc32_c(self.shared.checksum(checksum))
-            .body(body::pieces(body))
+            .body(payload(body))
             .customize()
             .disable_payload_signing()
             .send();
@@ -417,7 +405,7 @@ impl S3Store {
                 let limit = shared.config.request_timeout;
                 match tokio::time::timeout(limit, body.try_next()).await {
                     Ok(Ok(piece)) => Ok(piece.map(|piece| (piece, body))),
-                    Ok(Err(error)) => Err(failed(failure::chain(&error))),
+                    Ok(Err(error)) => Err(failed(attempt::chain(&error))),
                     Err(_) => Err(failed(format!("no bytes within {} s", limit.as_secs()))),
                 }
             }
@@ -526,7 +514,7 @@ impl Filer for S3Store {
             .content_length(size as i64)
             .content_type("application/octet-stream")
             .set_checksum_crc32_c(self.shared.checksum(checksum))
-            .body(body::pieces(&[bytes]))
+            .body(payload(&[bytes]))
             .customize()
             .disable_payload_signing()
             .send();

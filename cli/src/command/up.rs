@@ -29,7 +29,7 @@ pub(crate) struct Arguments {
     /// Address of the embedded S3 store [default: 127.0.0.1:7402]
     #[arg(long, value_name = "ADDRESS")]
     s3: Option<String>,
-    /// Keep payloads in this store instead: s3://BUCKET[/ROOT]?endpoint=URL (then everything else too)
+    /// Keep payloads elsewhere: seaweedfs://MASTER:PORT, or s3://BUCKET[/ROOT]?endpoint=URL, which then holds everything
     #[arg(long, value_name = "URI")]
     store: Option<String>,
     /// Accepted for later: there is no Kafka gateway yet

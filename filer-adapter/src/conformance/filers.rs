@@ -28,7 +28,7 @@ async fn of_many_creates_one_wins(bench: &Bench) {
         let start = Arc::new(tokio::sync::Barrier::new(WRITERS));
         let writers: Vec<_> = (0..WRITERS)
             .map(|writer| {
-                let (filer, key, bytes) = (Arc::clone(&bench.filer), key.clone(), bytes(writer));
+                let (filer, key, bytes) = (Arc::clone(bench.filer()), key.clone(), bytes(writer));
                 let start = Arc::clone(&start);
                 tokio::spawn(async move {
                     start.wait().await;
@@ -46,7 +46,7 @@ async fn of_many_creates_one_wins(bench: &Bench) {
             }
         }
         assert!(winners.len() <= 1, "creates of one key by {winners:?} all succeeded");
-        let found = bench.filer.read(&key).await.unwrap().expect("one of the creates must have stored the object");
+        let found = bench.filer().read(&key).await.unwrap().expect("one of the creates must have stored the object");
         let may_be = if winners.is_empty() { open } else { winners };
         assert!(may_be.iter().any(|writer| bytes(*writer) == found), "{found:?} is not the winner's, of {may_be:?}");
     }
@@ -54,38 +54,38 @@ async fn of_many_creates_one_wins(bench: &Bench) {
 
 async fn what_exists_stays(bench: &Bench) {
     let key = bench.key("exists");
-    assert_eq!(bench.filer.create(&key, Bytes::from_static(b"first")).await.unwrap(), Created::New);
+    assert_eq!(bench.filer().create(&key, Bytes::from_static(b"first")).await.unwrap(), Created::New);
     for other in [Bytes::from_static(b"second"), Bytes::from_static(b"first"), Bytes::new()] {
-        assert_eq!(bench.filer.create(&key, other).await.unwrap(), Created::Exists);
-        assert_eq!(bench.filer.read(&key).await.unwrap().unwrap(), "first", "a create changed what existed");
+        assert_eq!(bench.filer().create(&key, other).await.unwrap(), Created::Exists);
+        assert_eq!(bench.filer().read(&key).await.unwrap().unwrap(), "first", "a create changed what existed");
     }
 }
 
 async fn reads_see_writes(bench: &Bench) {
-    assert_eq!(bench.filer.read(&bench.key("missing")).await.unwrap(), None);
+    assert_eq!(bench.filer().read(&bench.key("missing")).await.unwrap(), None);
     for number in 0..50 {
         let key = bench.key(&format!("seen/{number}"));
         let bytes = Bytes::from(vec![number as u8; number * 1_000]);
-        assert_eq!(bench.filer.create(&key, bytes.clone()).await.unwrap(), Created::New);
-        assert_eq!(bench.filer.read(&key).await.unwrap(), Some(bytes), "what was created must be read at once");
+        assert_eq!(bench.filer().create(&key, bytes.clone()).await.unwrap(), Created::New);
+        assert_eq!(bench.filer().read(&key).await.unwrap(), Some(bytes), "what was created must be read at once");
     }
 }
 
 async fn ranges_end_with_the_object(bench: &Bench) {
     let key = bench.key("ranges");
-    bench.filer.create(&key, Bytes::from_static(b"0123456789")).await.unwrap();
+    bench.filer().create(&key, Bytes::from_static(b"0123456789")).await.unwrap();
     let cases: [(u64, u64, &str); 7] =
         [(0, 10, "0123456789"), (0, 1, "0"), (3, 4, "3456"), (8, 100, "89"), (10, 1, ""), (99, 5, ""), (2, 0, "")];
     for (offset, length, expected) in cases {
-        let read = bench.filer.read_range(&key, ByteRange { offset, length }).await.unwrap();
+        let read = bench.filer().read_range(&key, ByteRange { offset, length }).await.unwrap();
         assert_eq!(read.as_deref(), Some(expected.as_bytes()), "{length} bytes at {offset}");
-        let missing = bench.filer.read_range(&bench.key("none"), ByteRange { offset, length }).await.unwrap();
+        let missing = bench.filer().read_range(&bench.key("none"), ByteRange { offset, length }).await.unwrap();
         assert_eq!(missing, None);
     }
     let empty = bench.key("empty");
-    bench.filer.create(&empty, Bytes::new()).await.unwrap();
-    assert_eq!(bench.filer.read(&empty).await.unwrap(), Some(Bytes::new()));
-    let read = bench.filer.read_range(&empty, ByteRange { offset: 0, length: 1 }).await.unwrap();
+    bench.filer().create(&empty, Bytes::new()).await.unwrap();
+    assert_eq!(bench.filer().read(&empty).await.unwrap(), Some(Bytes::new()));
+    let read = bench.filer().read_range(&empty, ByteRange { offset: 0, length: 1 }).await.unwrap();
     assert_eq!(read, Some(Bytes::new()), "an empty object exists");
 }
 
@@ -93,7 +93,7 @@ async fn listings_are_ordered_and_complete(bench: &Bench) {
     // By bytes: '-' < '.' < '/' < '0' < 'A' < 'a' < 'ä'.
     let names = ["l/a", "l/a-", "l/a.b", "l/a/b", "l/a/c/d", "l/a0", "l/B", "l/b", "l/ä", "l2", "m"];
     for name in names {
-        bench.filer.create(&bench.key(name), Bytes::from(name)).await.unwrap();
+        bench.filer().create(&bench.key(name), Bytes::from(name)).await.unwrap();
     }
     let mut expected: Vec<Listed> =
         names.iter().map(|name| Listed { key: bench.key(name), size: name.len() as u64 }).collect();
@@ -105,7 +105,7 @@ async fn listings_are_ordered_and_complete(bench: &Bench) {
         for limit in [1, 2, 3, 1_000] {
             let (mut paged, mut after) = (Vec::new(), None::<Key>);
             loop {
-                let page = bench.filer.list(&prefix, after.as_ref(), limit).await.unwrap();
+                let page = bench.filer().list(&prefix, after.as_ref(), limit).await.unwrap();
                 assert!(page.len() <= limit);
                 let Some(last) = page.last() else { break };
                 after = Some(last.key.clone());
@@ -115,57 +115,57 @@ async fn listings_are_ordered_and_complete(bench: &Bench) {
         }
     }
     // `after` need not exist, and may lie before the prefix.
-    let page = bench.filer.list(&bench.prefix("l/a"), Some(&bench.key("l/a.a")), 2).await.unwrap();
+    let page = bench.filer().list(&bench.prefix("l/a"), Some(&bench.key("l/a.a")), 2).await.unwrap();
     let keys: Vec<_> = page.into_iter().map(|listed| listed.key).collect();
     assert_eq!(keys, [bench.key("l/a.b"), bench.key("l/a/b")]);
-    let page = bench.filer.list(&bench.prefix("l/b"), Some(&bench.key("0")), 2).await.unwrap();
+    let page = bench.filer().list(&bench.prefix("l/b"), Some(&bench.key("0")), 2).await.unwrap();
     assert_eq!(page.len(), 1);
 }
 
 async fn removed_objects_are_gone(bench: &Bench) {
     let key = bench.key("removed/one");
-    bench.filer.remove(&key).await.expect("removing what is not there succeeds");
-    bench.filer.create(&key, Bytes::from_static(b"x")).await.unwrap();
-    bench.filer.remove(&key).await.unwrap();
-    assert_eq!(bench.filer.read(&key).await.unwrap(), None);
-    assert_eq!(bench.filer.list(&bench.prefix("removed/"), None, 10).await.unwrap(), []);
-    assert_eq!(bench.filer.create(&key, Bytes::from_static(b"y")).await.unwrap(), Created::New);
-    assert_eq!(bench.filer.read(&key).await.unwrap().unwrap(), "y");
+    bench.filer().remove(&key).await.expect("removing what is not there succeeds");
+    bench.filer().create(&key, Bytes::from_static(b"x")).await.unwrap();
+    bench.filer().remove(&key).await.unwrap();
+    assert_eq!(bench.filer().read(&key).await.unwrap(), None);
+    assert_eq!(bench.filer().list(&bench.prefix("removed/"), None, 10).await.unwrap(), []);
+    assert_eq!(bench.filer().create(&key, Bytes::from_static(b"y")).await.unwrap(), Created::New);
+    assert_eq!(bench.filer().read(&key).await.unwrap().unwrap(), "y");
 }
 
 async fn odd_keys_are_different_objects(bench: &Bench) {
     let names: Vec<_> = odd_names().into_iter().map(|name| format!("odd/{name}")).collect();
     for name in &names {
-        let created = bench.filer.create(&bench.key(name), Bytes::from(name.clone())).await;
+        let created = bench.filer().create(&bench.key(name), Bytes::from(name.clone())).await;
         assert_eq!(created.unwrap(), Created::New, "{name}");
     }
     for name in &names {
-        let read = bench.filer.read(&bench.key(name)).await.unwrap();
+        let read = bench.filer().read(&bench.key(name)).await.unwrap();
         assert_eq!(read, Some(Bytes::from(name.clone())), "{name}");
     }
     let mut expected: Vec<_> = names.iter().map(|name| bench.key(name)).collect();
     expected.sort();
-    let listed = bench.filer.list(&bench.prefix("odd/"), None, 1_000).await.unwrap();
+    let listed = bench.filer().list(&bench.prefix("odd/"), None, 1_000).await.unwrap();
     assert_eq!(listed.into_iter().map(|listed| listed.key).collect::<Vec<_>>(), expected);
     for name in &names {
-        bench.filer.remove(&bench.key(name)).await.unwrap();
+        bench.filer().remove(&bench.key(name)).await.unwrap();
     }
-    assert_eq!(bench.filer.list(&bench.prefix("odd/"), None, 10).await.unwrap(), []);
+    assert_eq!(bench.filer().list(&bench.prefix("odd/"), None, 10).await.unwrap(), []);
 }
 
 async fn unusual_names_work_or_are_refused(bench: &Bench) {
     for name in refusable_names() {
         let key = bench.key(&format!("unusual/{name}"));
-        match bench.filer.create(&key, Bytes::from_static(b"unusual")).await {
+        match bench.filer().create(&key, Bytes::from_static(b"unusual")).await {
             Ok(created) => {
                 assert_eq!(created, Created::New);
-                assert_eq!(bench.filer.read(&key).await.unwrap().unwrap(), "unusual");
-                assert_eq!(bench.filer.list(&bench.prefix("unusual/"), None, 10).await.unwrap()[0].key, key);
-                bench.filer.remove(&key).await.unwrap();
+                assert_eq!(bench.filer().read(&key).await.unwrap().unwrap(), "unusual");
+                assert_eq!(bench.filer().list(&bench.prefix("unusual/"), None, 10).await.unwrap()[0].key, key);
+                bench.filer().remove(&key).await.unwrap();
             }
             Err(CreateError::DidNotHappen(error)) => assert_eq!(error.kind, StoreErrorKind::Invalid, "{error}"),
             Err(CreateError::MayHaveHappened(error)) => panic!("{name} must be refused for certain: {error}"),
         }
-        assert_eq!(bench.filer.list(&bench.prefix("unusual/"), None, 10).await.unwrap(), []);
+        assert_eq!(bench.filer().list(&bench.prefix("unusual/"), None, 10).await.unwrap(), []);
     }
 }

@@ -58,16 +58,21 @@ async fn parts_become_an_object(bench: &Bench) {
     }
 
     assert_eq!(bench.blobs.head(&key).await.unwrap(), None, "nothing is visible before the end");
-    assert_eq!(bench.blobs.list_blobs(&bench.prefix("parts/"), None, 10).await.unwrap(), []);
+    if !bench.blobs.names_objects() {
+        assert_eq!(bench.blobs.list_blobs(&bench.prefix("parts/"), None, 10).await.unwrap(), []);
+    }
     let stored = upload.complete(&parts).await.unwrap();
     let expected = bodies.iter().fold(BytesMut::new(), |mut whole, body| {
         whole.extend_from_slice(body);
         whole
     });
-    assert_eq!((&stored.key, stored.size), (&key, expected.len() as u64));
-    let found = bench.blobs.get(&key, &GetOptions::default()).await.unwrap();
+    assert_eq!(stored.size, expected.len() as u64);
+    assert!(bench.blobs.names_objects() || stored.key == key, "{}", stored.key);
+    let found = bench.blobs.get(&stored.key, &GetOptions::default()).await.unwrap();
     assert_eq!(found.meta.size, expected.len() as u64);
-    assert_eq!(found.meta.content_type.as_deref(), Some("video/mp4"));
+    if !bench.blobs.names_objects() {
+        assert_eq!(found.meta.content_type.as_deref(), Some("video/mp4"));
+    }
     assert!(whole(found).await.unwrap() == expected.freeze(), "the object is its parts in order");
 }
 
@@ -82,11 +87,15 @@ async fn an_upload_is_resumed_by_its_id(bench: &Bench) {
     let upload = bench.blobs.resume_multipart(&key, &id).await.unwrap();
     assert_eq!(upload.id(), id);
     let listed = upload.parts().await.unwrap();
-    assert_eq!(listed.len(), 1);
-    assert!(same(&listed[0], &put), "a part is known by its ETag, and by its checksum where it is told: {listed:?}");
+    // A store that names objects goes by the parts that its caller has noted.
+    assert_eq!(listed.len(), usize::from(!bench.blobs.names_objects()));
+    assert!(
+        listed.iter().all(|listed| same(listed, &put)),
+        "a part is known by its ETag, and by its checksum where it is told: {listed:?}"
+    );
     let parts = [put, put_part(upload.as_ref(), 2, &second).await];
-    upload.complete(&parts).await.unwrap();
-    let found = bench.blobs.get(&key, &GetOptions::default()).await.unwrap();
+    let stored = upload.complete(&parts).await.unwrap();
+    let found = bench.blobs.get(&stored.key, &GetOptions::default()).await.unwrap();
     assert_eq!(crc32c(&[whole(found).await.unwrap()]), crc32c(&[first, second]));
 }
 
@@ -96,8 +105,10 @@ async fn an_aborted_upload_is_gone(bench: &Bench) {
     let part = put_part(upload.as_ref(), 1, &noise(30, 100)).await;
     let id = upload.id().to_owned();
     upload.abort().await.unwrap();
-    let error = bench.blobs.resume_multipart(&key, &id).await.unwrap_err();
-    assert_eq!(error.kind, StoreErrorKind::NotFound, "{error}");
+    if !bench.blobs.names_objects() {
+        let error = bench.blobs.resume_multipart(&key, &id).await.unwrap_err();
+        assert_eq!(error.kind, StoreErrorKind::NotFound, "{error}");
+    }
     assert!(upload.complete(&[part]).await.is_err());
     assert_eq!(bench.blobs.head(&key).await.unwrap(), None);
 }

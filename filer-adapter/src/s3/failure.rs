@@ -1,66 +1,15 @@
 //! What the SDK's errors mean.
 
 use super::Shared;
-use crate::{CreateError, StoreError, StoreErrorKind};
+use crate::{
+    StoreError, StoreErrorKind,
+    attempt::{Failed, cause, chain},
+};
 use aws_credential_types::provider::error::CredentialsError;
 use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
 use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
 use refstream_types::Key;
 use std::{error::Error, io, time::Duration};
-
-/// The longest pause that a store may ask for.
-const MAX_PATIENCE: Duration = Duration::from_secs(30);
-
-/// A failed request.
-#[derive(Debug)]
-pub(super) struct Failed {
-    pub(super) error: StoreError,
-    /// It may have taken effect.
-    pub(super) happened: bool,
-    /// The answer's status, where there was one.
-    pub(super) status: Option<u16>,
-}
-
-impl From<Failed> for CreateError {
-    fn from(failed: Failed) -> Self {
-        if failed.happened { Self::MayHaveHappened(failed.error) } else { Self::DidNotHappen(failed.error) }
-    }
-}
-
-/// An error with its causes, as one line.
-pub(super) fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(source) = next {
-        let more = source.to_string();
-        if !text.contains(&more) {
-            text.push_str(": ");
-            text.push_str(&more);
-        }
-        next = source.source();
-    }
-    text
-}
-
-/// The cause of the type `E` in an error's chain.
-fn cause<'a, E: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a E> {
-    let mut next = Some(error);
-    while let Some(error) = next {
-        if let Some(found) = error.downcast_ref() {
-            return Some(found);
-        }
-        next = error.source();
-    }
-    None
-}
-
-/// A store that says how long to wait is believed, within reason.
-pub(super) fn patience(failed: &Failed, wait: Option<Duration>) -> Option<Duration> {
-    match failed.error.kind {
-        StoreErrorKind::Throttled(Some(asked)) => wait.map(|wait| wait.max(asked.min(MAX_PATIENCE))),
-        _ => wait,
-    }
-}
 
 impl Shared {
     pub(super) fn failed<E>(

@@ -1,7 +1,9 @@
 //! Uploads in parts.
 
-use super::{S3Store, Shared, bare_etag, body, decode_checksum, encode_checksum, failure::Failed};
-use crate::{Attributes, BlobStore, CreateError, MultipartUpload, Part, StoreError, StoreErrorKind, Stored};
+use super::{S3Store, Shared, bare_etag, decode_checksum, encode_checksum, payload};
+use crate::{
+    Attributes, BlobStore, CreateError, MultipartUpload, Part, StoreError, StoreErrorKind, Stored, attempt::Failed,
+};
 use async_trait::async_trait;
 use aws_sdk_s3::types::{ChecksumAlgorithm, ChecksumType, CompletedMultipartUpload, CompletedPart};
 use bytes::Bytes;
@@ -76,7 +78,7 @@ impl MultipartUpload for Multipart {
                 .part_number(number as i32)
                 .content_length(size as i64)
                 .set_checksum_crc32_c(self.shared.checksum(checksum))
-                .body(body::pieces(&body))
+                .body(payload(&body))
                 .customize()
                 .disable_payload_signing()
                 .send();

@@ -3,7 +3,10 @@
 use crate::Finding;
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
-use refstream::{Client, Delivery, FetchError, OpenStoreError, Payload, stores::BlobStore, stores::GetOptions};
+use refstream::{
+    Client, Delivery, FetchError, OpenStoreError, Payload,
+    stores::{BlobStore, GetOptions, StoreErrorKind},
+};
 use refstream_types::{ByteRange, Key, Reference, StoreName};
 use std::{collections::HashMap, sync::Arc};
 
@@ -101,6 +104,7 @@ async fn size_of(client: &Client, (store, key): &Object) -> Answer {
     let store = client.store(store).map_err(|error| (kind_of(&error), error.to_string()))?;
     match store.head(key).await {
         Ok(meta) => Ok(meta.map(|meta| meta.size)),
+        Err(error) if error.kind == StoreErrorKind::Corrupt => Err(("damaged", error.to_string())),
         Err(error) => Err(("store", error.to_string())),
     }
 }

@@ -97,7 +97,8 @@ impl Client {
                 async move { RecordsClient::new(channel).describe_deployment(request).await }
             })
             .await?;
-        let deployment = Deployment::new(brokers.endpoint(), answer, credentials, stores).map_err(CallError::Answer)?;
+        let deployment = Deployment::new(brokers.endpoint(), answer, credentials, stores, Arc::clone(&runtime))
+            .map_err(CallError::Answer)?;
         Ok(Self { inner: Arc::new(Inner { brokers, deployment: Arc::new(deployment), runtime }) })
     }
     pub(crate) fn brokers(&self) -> &Arc<Brokers> {

@@ -2,10 +2,15 @@
 //!
 //! Credentials of a store, in this order: those in [`crate::ClientOptions`]; the file that the broker names for its embedded store, which is
 //! honoured only when the broker is on this machine's loopback interface (a broker elsewhere must not make us read files); the AWS chain of
-//! environment, profile and instance.
+//! environment, profile and instance. SeaweedFS' permissions are signed with the keys in `WEED_JWT_SIGNING_KEY` and `WEED_JWT_SIGNING_READ_KEY`, else
+//! its master gives them.
 
 use crate::{InvalidAnswer, OpenStoreError, StoreCredentials, broker::is_loopback, lazy_store::LazyS3};
-use refstream_filer_adapter::{BlobStore, s3::S3Config};
+use refstream_filer_adapter::{
+    BlobStore, Runtime,
+    s3::S3Config,
+    seaweed::{SeaweedConfig, SeaweedStore},
+};
 use refstream_proto::v1;
 use refstream_types::{Layout, StoreName};
 use std::{
@@ -28,6 +33,7 @@ pub(crate) struct Deployment {
     credentials: Option<StoreCredentials>,
     described: BTreeMap<StoreName, v1::Store>,
     opened: Mutex<BTreeMap<StoreName, Arc<dyn BlobStore>>>,
+    runtime: Arc<dyn Runtime>,
 }
 
 impl Deployment {
@@ -37,6 +43,7 @@ impl Deployment {
         answer: v1::DescribeDeploymentResponse,
         credentials: Option<StoreCredentials>,
         given: Vec<(StoreName, Arc<dyn BlobStore>)>,
+        runtime: Arc<dyn Runtime>,
     ) -> Result<Self, InvalidAnswer> {
         let invalid = |why: String| InvalidAnswer { endpoint: endpoint.to_owned(), why };
         let name = |field: &str, text: &str| {
@@ -58,6 +65,7 @@ impl Deployment {
             credentials,
             described,
             opened: Mutex::new(given.into_iter().collect()),
+            runtime,
         })
     }
 
@@ -87,11 +95,24 @@ impl Deployment {
         };
         match &store.kind {
             Some(v1::store::Kind::S3(s3)) => self.open_s3(name, s3, &store.uri_prefix),
+            Some(v1::store::Kind::Seaweed(seaweed)) => self.open_seaweed(name, seaweed),
             None => Err(OpenStoreError::Unusable {
                 store: name.clone(),
                 why: "its kind is unknown to this client; update it".into(),
             }),
         }
+    }
+
+    fn open_seaweed(&self, name: &StoreName, seaweed: &v1::SeaweedStore) -> Result<Arc<dyn BlobStore>, OpenStoreError> {
+        let v1::SeaweedStore { masters, replication, collection, ttl, fsync, blob_bytes } = seaweed.clone();
+        let mut config = SeaweedConfig { masters, replication, collection, ttl, fsync, ..SeaweedConfig::from_env() };
+        if blob_bytes > 0 {
+            config.blob_bytes = blob_bytes;
+        }
+        let opened = SeaweedStore::open(name.as_str(), config, Arc::clone(&self.runtime));
+        let opened =
+            opened.map_err(|error| OpenStoreError::Unusable { store: name.clone(), why: error.to_string() })?;
+        Ok(Arc::new(opened))
     }
 
     fn open_s3(
@@ -140,6 +161,10 @@ fn credentials_from(store: &StoreName, file: &str) -> Result<StoreCredentials, O
 mod tests {
     use super::*;
 
+    fn runtime() -> Arc<dyn Runtime> {
+        Arc::new(refstream_filer_adapter::TokioRuntime::new())
+    }
+
     fn answer() -> v1::DescribeDeploymentResponse {
         v1::DescribeDeploymentResponse {
             default_store: "main".into(),
@@ -152,7 +177,7 @@ mod tests {
     fn an_unknown_store_is_named_with_those_that_exist() {
         let mut answer = answer();
         answer.stores.push(v1::Store { name: "main".into(), ..Default::default() });
-        let deployment = Deployment::new("http://127.0.0.1:1", answer, None, Vec::new()).unwrap();
+        let deployment = Deployment::new("http://127.0.0.1:1", answer, None, Vec::new(), runtime()).unwrap();
         let text = deployment.store(&"other".parse().unwrap()).unwrap_err().to_string();
         assert!(text.contains("other") && text.contains("main"), "{text}");
     }
@@ -175,6 +200,6 @@ mod tests {
     fn a_malformed_description_is_refused() {
         let mut answer = answer();
         answer.root = "../x".into();
-        assert!(Deployment::new("http://h:1", answer, None, Vec::new()).is_err());
+        assert!(Deployment::new("http://h:1", answer, None, Vec::new(), runtime()).is_err());
     }
 }

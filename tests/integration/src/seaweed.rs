@@ -189,6 +189,11 @@ impl Weed {
         std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
 
+    /// Deletes a needle by its file id, with a plain request; whether it was there.
+    pub fn delete(&self, fid: &str) -> bool {
+        request("DELETE", self.address(1), &format!("/{fid}")).is_some_and(|(status, _)| status == 202)
+    }
+
     /// `kill -9`.
     ///
     /// # Panics
@@ -221,9 +226,13 @@ impl Drop for Weed {
 
 /// A plain GET: status and body; `None` when nobody answers.
 fn get(address: SocketAddr, path: &str) -> Option<(u16, String)> {
+    request("GET", address, path)
+}
+
+fn request(method: &str, address: SocketAddr, path: &str) -> Option<(u16, String)> {
     let mut stream = TcpStream::connect(address).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
-    write!(stream, "GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n").ok()?;
+    write!(stream, "{method} {path} HTTP/1.0\r\nHost: {address}\r\n\r\n").ok()?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).ok()?;
     let answer = String::from_utf8_lossy(&answer);

@@ -189,6 +189,12 @@ impl FetchError {
         match error.kind {
             Kind::NotFound => Self::Missing(Box::new(MissingObject(object))),
             Kind::Changed => Self::Overwritten(Box::new(OverwrittenObject(object))),
+            Kind::Corrupt => Self::Damaged(Box::new(DamagedObject {
+                object,
+                what: "what the store reads of it".into(),
+                expected: "bytes with the right checksum".into(),
+                actual: format!("an error ({})", error.message),
+            })),
             _ => Self::Store(Box::new(UnreadableObject { object, error })),
         }
     }

@@ -94,6 +94,10 @@ impl<'a> Patience<'a> {
     }
     /// Waits, or gives the error back when waiting does not help.
     async fn wait(&mut self, error: StoreError) -> Result<(), StoreError> {
+        if error.kind == StoreErrorKind::Corrupt {
+            // The store itself found the damage; its adapter has asked all that have a copy.
+            return Err(error);
+        }
         let mut delay = self.backoff.next(self.runtime);
         if let StoreErrorKind::Throttled(Some(asked)) = error.kind {
             delay = delay.max(asked);

@@ -1,6 +1,5 @@
 //! Request bodies: the caller's pieces, sent as they are.
 
-use aws_sdk_s3::primitives::{ByteStream, SdkBody};
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use std::{
@@ -10,9 +9,17 @@ use std::{
     task::{Context, Poll},
 };
 
-struct Pieces {
+/// Pieces one after the other; nothing is copied.
+pub(crate) struct Pieces {
     left: VecDeque<Bytes>,
     bytes: u64,
+}
+
+impl Pieces {
+    pub(crate) fn new(pieces: &[Bytes]) -> Self {
+        let bytes = pieces.iter().map(|piece| piece.len() as u64).sum();
+        Self { left: pieces.iter().filter(|piece| !piece.is_empty()).cloned().collect(), bytes }
+    }
 }
 
 impl Body for Pieces {
@@ -31,17 +38,5 @@ impl Body for Pieces {
 
     fn size_hint(&self) -> SizeHint {
         SizeHint::with_exact(self.bytes)
-    }
-}
-
-/// A body of these pieces; nothing is copied.
-pub(super) fn pieces(pieces: &[Bytes]) -> ByteStream {
-    match pieces {
-        [one] => SdkBody::from(one.clone()).into(),
-        many => {
-            let bytes = many.iter().map(|piece| piece.len() as u64).sum();
-            let left = many.iter().filter(|piece| !piece.is_empty()).cloned().collect();
-            SdkBody::from_body_1_x(Pieces { left, bytes }).into()
-        }
     }
 }
