@@ -5,24 +5,24 @@ use crate::{CreateError, MultipartUpload, Part, StoreError, StoreErrorKind, Stor
 use async_trait::async_trait;
 use bytes::Bytes;
 use refstream_types::{Crc32c, Key};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 /// The list of an object's chunks, as SeaweedFS reads it.
-#[derive(Serialize)]
-struct Manifest {
-    size: u64,
-    chunks: Vec<Chunk>,
+#[derive(Deserialize, Serialize)]
+pub(super) struct Manifest {
+    pub(super) size: u64,
+    pub(super) chunks: Vec<Chunk>,
 }
 
-#[derive(Serialize)]
-struct Chunk {
-    fid: String,
-    offset: u64,
-    size: u64,
+#[derive(Deserialize, Serialize)]
+pub(super) struct Chunk {
+    pub(super) fid: String,
+    pub(super) offset: u64,
+    pub(super) size: u64,
 }
 
 /// What was uploaded by this process.

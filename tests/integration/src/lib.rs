@@ -112,6 +112,8 @@ pub struct Up {
     pub addresses: [String; 3],
     environment: Vec<(&'static str, String)>,
     arguments: Vec<String>,
+    /// For `broker`: its configuration.
+    config: Option<String>,
 }
 
 impl Up {
@@ -122,19 +124,24 @@ impl Up {
 
     /// Starts it with `--store URI`, and further environment variables.
     pub fn start_on(store: &str, environment: Vec<(&'static str, String)>) -> Self {
-        Self::launch(environment, vec!["--store".to_owned(), store.to_owned()])
+        Self::launch(environment, vec!["--store".to_owned(), store.to_owned()], None)
+    }
+
+    /// Starts `refstream broker` with this configuration, and further environment variables.
+    pub fn broker(config: &str, environment: Vec<(&'static str, String)>) -> Self {
+        Self::launch(environment, Vec::new(), Some(config.to_owned()))
     }
 
     /// Starts it with further environment variables.
     pub fn start_with(environment: Vec<(&'static str, String)>) -> Self {
-        Self::launch(environment, Vec::new())
+        Self::launch(environment, Vec::new(), None)
     }
 
-    fn launch(environment: Vec<(&'static str, String)>, arguments: Vec<String>) -> Self {
+    fn launch(environment: Vec<(&'static str, String)>, arguments: Vec<String>, config: Option<String>) -> Self {
         let folder = TempDir::new().expect("a temporary folder");
         let addresses = ["127.0.0.1:0"; 3].map(str::to_owned);
         std::fs::create_dir(folder.path().join("data")).expect("a data folder");
-        let mut up = Self { folder, process: None, addresses, environment, arguments };
+        let mut up = Self { folder, process: None, addresses, environment, arguments, config };
         up.restart();
         up
     }
@@ -150,10 +157,20 @@ impl Up {
     /// When it does not start.
     pub fn restart(&mut self) {
         assert!(self.process.is_none(), "it runs already");
-        let mut child = Command::new(binary())
-            .args(["--output", "json", "up", "--data"])
-            .arg(self.data())
-            .args(["--listen", &self.addresses[0], "--http", &self.addresses[1], "--s3", &self.addresses[2]])
+        let mut command = Command::new(binary());
+        command.args(["--output", "json"]);
+        match &self.config {
+            Some(config) => {
+                let path = self.folder.path().join("refstream.toml");
+                std::fs::write(&path, config).expect("the configuration");
+                command.arg("broker").arg("--config").arg(path);
+            }
+            None => {
+                command.args(["up", "--s3", &self.addresses[2], "--data"]).arg(self.data());
+            }
+        }
+        let mut child = command
+            .args(["--listen", &self.addresses[0], "--http", &self.addresses[1]])
             .args(&self.arguments)
             .env("HOME", self.folder.path())
             .envs(self.environment.iter().map(|(name, value)| (name, value)))

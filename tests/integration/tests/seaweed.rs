@@ -2,19 +2,22 @@
 
 #![allow(clippy::unwrap_used)]
 
+use bytes::Bytes;
+use futures::TryStreamExt as _;
 use rand::{RngCore as _, SeedableRng as _};
 use refstream_filer_adapter::{
-    Runtime, TokioRuntime,
+    Attributes, BlobStore, GetOptions, Runtime, StoreErrorKind, TokioRuntime,
     conformance::{Store, run_all, run_blobs},
+    crc32c,
     probe::probe,
     s3::{S3Config, S3Store},
     seaweed::{SeaweedConfig, SeaweedStore},
 };
 use refstream_integration_tests::{
     Files, Up,
-    seaweed::{ACCESS_KEY, BUCKET, SECRET_KEY, Weed},
+    seaweed::{ACCESS_KEY, BUCKET, Options, SECRET_KEY, Weed},
 };
-use refstream_types::Layout;
+use refstream_types::{ByteRange, Layout};
 use std::{os::unix::fs::FileExt as _, sync::Arc};
 
 fn runtime() -> Arc<dyn Runtime> {
@@ -51,6 +54,52 @@ async fn the_native_store_conforms() {
     // Objects over the limit are stored in parts.
     let config = SeaweedConfig { blob_bytes: 100_000, collection: "small".into(), ..SeaweedConfig::default() };
     run_blobs(native(&weed, config), runtime()).await;
+}
+
+const SECURITY: &str = r#"
+[jwt.signing]
+key = "write-secret"
+[jwt.signing.read]
+key = "read-secret"
+"#;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn permissions_are_the_masters_or_signed_here() {
+    let weed = Weed::start_with(Options { security: SECURITY.into(), ..Options::default() });
+    // Without keys the master gives permissions.
+    run_blobs(native(&weed, SeaweedConfig { blob_bytes: 1 << 20, ..SeaweedConfig::default() }), runtime()).await;
+    let keys = |write: &str, read: &str| SeaweedConfig {
+        signing_key: Some(write.into()),
+        read_signing_key: Some(read.into()),
+        blob_bytes: 100,
+        attempts: 2,
+        ..SeaweedConfig::default()
+    };
+    let key = "asked".parse().unwrap();
+    let body = vec![Bytes::from(vec![7; 250])];
+    let store = native(&weed, keys("write-secret", "read-secret"));
+    let stored = store.put(&key, body.clone(), crc32c(&body), &Attributes::default()).await.unwrap();
+    let found = store.get(&stored.key, &GetOptions::default()).await.unwrap();
+    let pieces: Vec<Bytes> = found.body.try_collect().await.unwrap();
+    assert_eq!(pieces.concat(), body[0]);
+    let range = Some(ByteRange { offset: 95, length: 110 });
+    let found = store.get(&stored.key, &GetOptions { range, ..GetOptions::default() }).await.unwrap();
+    let pieces: Vec<Bytes> = found.body.try_collect().await.unwrap();
+    assert_eq!((found.meta.size, pieces.concat()), (250, vec![7; 110]));
+    let stranger = native(&weed, keys("wrong", "wrong"));
+    let error = stranger.put(&key, body.clone(), crc32c(&body), &Attributes::default()).await.unwrap_err();
+    assert_eq!(error.error().kind, StoreErrorKind::AccessDenied, "{error}");
+    let error = stranger.get(&stored.key, &GetOptions::default()).await.err().unwrap();
+    assert_eq!(error.kind, StoreErrorKind::AccessDenied, "{error}");
+    assert!(!format!("{stranger:?} {error}").contains("secret"));
+    store.delete(&stored.key).await.unwrap();
+    assert_eq!(store.head(&stored.key).await.unwrap(), None);
+
+    let upload = store.start_multipart(&key, &Attributes::default()).await.unwrap();
+    let part = upload.put_part(1, body.clone(), crc32c(&body)).await.unwrap();
+    let stored = upload.complete(std::slice::from_ref(&part)).await.unwrap();
+    store.delete(&stored.key).await.unwrap();
+    assert_eq!(store.head(&part.etag.parse().unwrap()).await.unwrap(), None, "its parts go with it");
 }
 
 fn credentials() -> Vec<(&'static str, String)> {
@@ -195,4 +244,49 @@ fn verify_says_which_records_a_deleted_payload_concerns() {
     assert_eq!(findings[0]["kind"], "missing");
     assert_eq!((&findings[0]["partition"], &findings[0]["offset"]), (&victim["partition"], &victim["offset"]));
     assert_eq!(up.records("t"), records, "references still flow");
+}
+
+/// Metadata and files on the S3 gateway, payloads there or on the volume servers, as the topic says.
+#[test]
+fn a_topic_moves_to_another_store_and_keeps_what_it_had() {
+    let weed = Weed::start();
+    let config = format!(
+        r#"
+        [broker]
+        metadata_store = "bucket"
+        root = "refstream"
+        [stores.bucket]
+        kind = "s3"
+        bucket = "{BUCKET}"
+        endpoint = "{}"
+        [stores.volumes]
+        kind = "seaweedfs"
+        masters = "{}"
+        collection = "payloads"
+        "#,
+        weed.s3(),
+        weed.master()
+    );
+    let mut up = Up::broker(&config, credentials());
+    up.run(&["topic", "create", "t", "--store", "nowhere"]).fails(1, &["nowhere", "bucket, volumes"]);
+    up.run(&["topic", "create", "t", "--partitions", "1"]).ok();
+    let path = up.data().join("payload");
+    std::fs::write(&path, "the payload").unwrap();
+    let put = || up.run(&["--output", "json", "put", "t", path.to_str().unwrap()]).json();
+    let uri = |put: &serde_json::Value| put["payload"]["uri"].as_str().unwrap().to_owned();
+    let first = uri(&put());
+    assert!(first.starts_with(&format!("s3://{BUCKET}/refstream/payloads/t-")), "{first}");
+    up.run(&["topic", "alter", "t", "--store", "volumes"]).ok();
+    let second = uri(&put());
+    assert!(second.starts_with("seaweedfs://volumes/"), "{second}");
+    up.run(&["seal", "t"]).ok();
+    up.run(&["compact", "t"]).ok();
+    assert_eq!(up.stop(), Some(0));
+    up.restart();
+    for offset in ["0", "1"] {
+        assert_eq!(up.run(&["get", "t", "0", offset]).ok(), b"the payload");
+    }
+    up.run(&["verify", "--deep"]).ok();
+    let uris: Vec<_> = up.records("t").iter().map(|record| record["payload"]["uri"].clone()).collect();
+    assert_eq!(uris, [first, second], "as the Parquet files have them");
 }
