@@ -137,7 +137,8 @@ pub trait BlobStore: Debug + Send + Sync + 'static {
     fn uri(&self, key: &Key) -> String;
 
     /// Whether the store gives objects names of its own. Then the key in [`Stored`] is the one to keep, not the one that was asked for; an object's
-    /// sidecar can be put only once its key is known; content types are not kept, and nothing can be listed.
+    /// sidecar can be put only once its key is known; content types are not kept, and nothing can be listed, parts of uploads
+    /// neither: each is an object of its own, whose key is the part's ETag.
     fn names_objects(&self) -> bool {
         false
     }

@@ -175,7 +175,16 @@ async fn target(
         && (earlier, was_compressed) == (part_bytes, compressed)
     {
         let listed = resume(inner, &key, &upload).await?;
-        if let Some((upload, listed)) = listed {
+        if let Some((upload, mut listed)) = listed {
+            if inner.store.names_objects() {
+                // It lists no parts; each is an object of its own, by its ETag.
+                for part in &parts {
+                    let Ok(key) = part.etag.parse::<Key>() else { continue };
+                    if super::store::has(inner, &key, part.size).await? {
+                        listed.push(part.clone());
+                    }
+                }
+            }
             // Stores that do not tell sums are taken at their etag, of which our note has the sum.
             let sum_of =
                 |part: &Part| parts.iter().find(|noted| (noted.number, &noted.etag) == (part.number, &part.etag));
