@@ -206,6 +206,7 @@ impl Backfill {
             Sinks::Real(uploader, _) => uploader.options().pack_below.max(self.inline_max + 1),
             Sinks::DryRun(_) => u64::MAX,
         };
+        let may_repeat = self.sources.as_ref().is_some_and(Sources::may_repeat);
         let walk = self.find(chunks, small_below);
         let (reports, reported) = mpsc::channel(CHUNKS_AHEAD);
         let phases = Arc::new(Phases::default());
@@ -226,6 +227,7 @@ impl Backfill {
                         reports,
                         fatal: Arc::new(OnceLock::new()),
                         objects: Arc::default(),
+                        may_repeat,
                     },
                     walked,
                 ));

@@ -361,6 +361,10 @@ impl Ledger for Job {
         Arc::new(FileNotes { job: self, size: found.size, tag, earlier })
     }
 
+    fn written(&self) -> BoxFuture<'static, Result<(), JobState>> {
+        Box::pin(self.state.durable(Change::Nothing))
+    }
+
     fn header(&self) -> Header {
         Header { name: ATTRIBUTE.into(), value: self.spec.attribute.clone().into_bytes().into() }
     }
@@ -489,7 +493,7 @@ fn status_of(name: &str, state: &StateFile, progress: Option<&BackfillProgress>)
         files_stored: totals.of(Kind::Stored).0,
         files_uploading: totals.of(Kind::Uploading).0,
         files_failed: totals.of(Kind::Failed).0,
-        batches_undecided: state.batches()?.len() as u64,
+        batches_undecided: state.batches_under_way()?,
         failures: failures.into_iter().map(|(_, path, error)| FileFailure { path, error }).collect(),
         progress: progress.cloned(),
     })

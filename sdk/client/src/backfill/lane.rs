@@ -16,7 +16,7 @@ use bytes::Bytes;
 use refstream_format::pack::PackEntry;
 use refstream_types::{Header, Key, Record, Reference, Timestamp, Value};
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 use tokio::{
@@ -28,6 +28,8 @@ use tokio::{
 pub(super) const FILES_UNDER_WAY: u32 = 16_384;
 /// Threads that read small files.
 const READERS: usize = 4;
+/// Files that are remembered in memory, where one may be found twice.
+const FILES_REMEMBERED: usize = 65_536;
 /// Objects of earlier processes whose presence is remembered.
 const OBJECTS_KNOWN: usize = 1_024;
 
@@ -67,6 +69,8 @@ pub(super) struct Lane {
     pub(super) fatal: Arc<OnceLock<BackfillError>>,
     /// Objects that earlier processes noted, and whether they are there.
     pub(super) objects: Arc<Mutex<HashMap<Key, bool>>>,
+    /// The same file may be found twice.
+    pub(super) may_repeat: bool,
 }
 
 /// A chunk, by what is known of its files.
@@ -130,11 +134,28 @@ pub(super) async fn dispatch(lane: Lane, mut walked: mpsc::Receiver<Walked>) -> 
     let readers = Arc::new(Semaphore::new(READERS));
     let large = Arc::new(Semaphore::new(lane.uploader.options().concurrency));
     let mut tasks = JoinSet::new();
+    let mut dispatched: HashSet<Box<[u8]>> = HashSet::new();
     while lane.fatal.get().is_none()
         && let Some(mut chunk) = walked.recv().await
     {
-        let files = std::mem::take(&mut chunk.files);
+        let mut files = std::mem::take(&mut chunk.files);
+        let found = files.len();
+        if lane.may_repeat {
+            if dispatched.len() > FILES_REMEMBERED {
+                // Once all of them are known, the ledger remembers them.
+                while let Some(done) = tasks.join_next().await {
+                    done.map_err(|_: JoinError| interrupted())?;
+                }
+                if let Some(ledger) = &lane.ledger {
+                    ledger.written().await?;
+                }
+                dispatched.clear();
+            }
+            files.retain(|found| dispatched.insert(found.row().into()));
+        }
+        let repeated = (found - files.len()) as u64;
         let mut sorted = lane.look_up(files).await?;
+        sorted.already += repeated;
         if lane.reports.send(sorted.report(&mut chunk)).await.is_err() {
             return Ok(());
         }

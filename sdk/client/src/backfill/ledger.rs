@@ -5,6 +5,7 @@ use crate::{
     JobState,
     uploader::{Begun, FileTag, UploadNotes},
 };
+use futures::future::BoxFuture;
 use refstream_types::{ContentHash, Header, Reference, Timestamp};
 use std::{fmt::Debug, sync::Arc};
 
@@ -45,6 +46,8 @@ pub(super) trait Ledger: Debug + Send + Sync + 'static {
     fn failed(&self, found: &Found, error: &str, go_on: bool);
     /// The notes of a file's upload.
     fn upload_notes(self: Arc<Self>, found: &Found, tag: Arc<FileTag>, earlier: Option<Begun>) -> Arc<dyn UploadNotes>;
+    /// Waits until everything that was told so far is known.
+    fn written(&self) -> BoxFuture<'static, Result<(), JobState>>;
     /// The header by which the job's records are known.
     fn header(&self) -> Header;
 }

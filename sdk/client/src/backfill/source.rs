@@ -50,6 +50,11 @@ pub(super) struct Upload {
 }
 
 impl Sources {
+    /// Whether the same file may be found twice.
+    pub(super) fn may_repeat(&self) -> bool {
+        !self.lists.is_empty() || !self.manifests.is_empty() || self.prefixes.len() > 1
+    }
+
     pub(super) fn new(client: &Client, options: &BackfillOptions) -> Result<Self, BackfillError> {
         let in_place = !options.in_place.is_empty() || !options.manifests.is_empty();
         let stores = in_place.then(|| Stores::of(client));
@@ -192,11 +197,12 @@ fn try_members(archive: &Path, upload: &Upload, chunks: &mut Chunks<'_>) -> Resu
                 ..whole.clone()
             }));
         }
+        // A member of an archive that changes meanwhile is not what was uploaded.
+        file.check_same()?;
         if let flow @ ControlFlow::Break(_) = chunks.found(found) {
             return Ok(flow);
         }
     }
-    file.check_same()?;
     Ok(ControlFlow::Continue(()))
 }
 

@@ -17,7 +17,7 @@ use crate::{
     uploader::{Begun, BegunHow},
 };
 use bytes::Bytes;
-use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, TableDefinition};
+use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition};
 use refstream_filer_adapter::Part;
 use refstream_types::{Offset, PartitionId};
 use serde::{Deserialize, Serialize};
@@ -288,6 +288,11 @@ impl StateFile {
             }
             Ok(batches)
         })
+    }
+
+    /// How many batches are under way.
+    pub(super) fn batches_under_way(&self) -> Result<u64, JobState> {
+        self.read(|transaction| Ok(transaction.open_table(BATCHES)?.len()?))
     }
 
     /// Failures in the order of their files, from after `after` on: file, name and error.

@@ -448,13 +448,15 @@ async fn files_of_a_list_are_named_as_they_are_listed() {
     deployment.write("two", b"two");
     let at = |name: &str| deployment.files.path().join(name).display().to_string();
     let list = deployment.jobs.path().join("list");
-    std::fs::write(&list, format!("{}\0\0{}\0{}", at("one"), at("./two"), at("absent"))).unwrap();
+    std::fs::write(&list, format!("{}\0\0{}\0{}\0{}", at("one"), at("./two"), at("absent"), at("one"))).unwrap();
     let mut options = BackfillOptions { lists: vec![list], null_separated: true, ..deployment.options(0) };
     options.paths.clear();
     options.upload.verify = true;
     options.upload.adaptive = true;
     let summary = deployment.run(options).await.unwrap();
     assert_eq!((summary.files_done, summary.files_failed), (2, 1), "{summary:?}");
+    assert_eq!(summary.files_already, 1, "a file that is listed twice has one record");
+    assert_eq!(deployment.records().await.len(), 2);
     let names: BTreeSet<_> =
         deployment.records().await.into_iter().filter_map(|delivery| delivery.record.source_name).collect();
     assert_eq!(names, BTreeSet::from([at("one")[1..].to_owned(), at("two")[1..].to_owned()]));
