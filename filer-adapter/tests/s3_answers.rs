@@ -9,98 +9,19 @@ use refstream_filer_adapter::{
     s3::{S3Config, S3Store},
 };
 use refstream_types::{ByteRange, Crc32c, Key};
-use std::{
-    collections::VecDeque,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
-};
+use scripted::{Answer, Server, answer};
+use std::time::Duration;
+use tokio::net::TcpListener;
 
-/// What the server does with a request that it has read in full.
-enum Answer {
-    /// Writes this.
-    Text(String),
-    /// Writes this and closes the connection.
-    Last(String),
-    /// Closes the connection.
-    Nothing,
-}
-
-fn answer(status: &str, headers: &str, body: &str) -> Answer {
-    Answer::Text(format!("HTTP/1.1 {status}\r\n{headers}content-length: {}\r\n\r\n{body}", body.len()))
-}
+#[path = "support/scripted.rs"]
+mod scripted;
 
 fn error(status: &str, code: &str) -> Answer {
     answer(status, "", &format!("<Error><Code>{code}</Code><Message>as scripted</Message></Error>"))
 }
 
-/// A server that gives the answers in order; each request's head is kept, in lower case.
-struct Server {
-    endpoint: String,
-    heads: Arc<Mutex<Vec<String>>>,
-}
-
-impl Server {
-    async fn start(answers: impl IntoIterator<Item = Answer>) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let endpoint = format!("http://{}", listener.local_addr().unwrap());
-        let answers = Arc::new(Mutex::new(answers.into_iter().collect::<VecDeque<_>>()));
-        let heads = Arc::<Mutex<Vec<String>>>::default();
-        let seen = Arc::clone(&heads);
-        tokio::spawn(async move {
-            while let Ok((connection, _)) = listener.accept().await {
-                tokio::spawn(serve(connection, Arc::clone(&answers), Arc::clone(&seen)));
-            }
-        });
-        Self { endpoint, heads }
-    }
-
-    fn requests(&self) -> usize {
-        self.heads.lock().unwrap().len()
-    }
-
-    async fn store(&self) -> S3Store {
-        store(&self.endpoint, 3).await
-    }
-}
-
-async fn serve(mut connection: TcpStream, answers: Arc<Mutex<VecDeque<Answer>>>, heads: Arc<Mutex<Vec<String>>>) {
-    let mut buffer = Vec::new();
-    loop {
-        let end = loop {
-            if let Some(at) = buffer.windows(4).position(|window| window == b"\r\n\r\n") {
-                break at + 4;
-            }
-            if connection.read_buf(&mut buffer).await.unwrap_or(0) == 0 {
-                return;
-            }
-        };
-        let head = String::from_utf8_lossy(&buffer[..end]).to_lowercase();
-        let length = |line: &str| line.strip_prefix("content-length: ").and_then(|n| n.trim().parse::<usize>().ok());
-        let length = head.lines().find_map(length).unwrap_or(0);
-        if head.contains("expect: 100-continue") {
-            connection.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").await.unwrap();
-        }
-        while buffer.len() < end + length {
-            if connection.read_buf(&mut buffer).await.unwrap_or(0) == 0 {
-                return;
-            }
-        }
-        buffer.drain(..end + length);
-        heads.lock().unwrap().push(head);
-        let next = answers.lock().unwrap().pop_front();
-        match next {
-            Some(Answer::Text(text)) => connection.write_all(text.as_bytes()).await.unwrap(),
-            Some(Answer::Last(text)) => {
-                connection.write_all(text.as_bytes()).await.unwrap();
-                return;
-            }
-            Some(Answer::Nothing) | None => return,
-        }
-    }
+async fn store_of(server: &Server) -> S3Store {
+    store(&server.endpoint, 3).await
 }
 
 async fn store(endpoint: &str, attempts: usize) -> S3Store {
@@ -122,7 +43,7 @@ fn key() -> Key {
 /// Creates against one answer: the outcome, and the head of the one request that may be sent.
 async fn create(answer: Answer) -> (Result<Created, CreateError>, String) {
     let server = Server::start([answer]).await;
-    let created = server.store().await.create(&key(), Bytes::from_static(b"bytes")).await;
+    let created = store_of(&server).await.create(&key(), Bytes::from_static(b"bytes")).await;
     assert_eq!(server.requests(), 1, "a create is never repeated inside");
     let head = server.heads.lock().unwrap()[0].clone();
     (created, head)
@@ -194,7 +115,7 @@ async fn puts_are_repeated_with_patience() {
     let slow_down = answer("503 Slow Down", "retry-after: 0\r\n", "<Error><Code>SlowDown</Code></Error>");
     let server = Server::start([slow_down, Answer::Nothing, answer("200 OK", "etag: \"x\"\r\n", "")]).await;
     let body = vec![Bytes::from_static(b"two "), Bytes::from_static(b"pieces")];
-    let put = server.store().await.put(&key(), body.clone(), crc32c(&body), &Attributes::default()).await;
+    let put = store_of(&server).await.put(&key(), body.clone(), crc32c(&body), &Attributes::default()).await;
     let stored = put.unwrap();
     assert_eq!((stored.size, stored.etag.as_deref()), (10, Some("x")));
     assert_eq!(server.requests(), 3);
@@ -208,7 +129,7 @@ async fn puts_are_repeated_with_patience() {
 async fn an_earlier_try_may_have_happened() {
     let server = Server::start([error("500 Oops", "InternalError"), error("403 Forbidden", "AccessDenied")]).await;
     let body = vec![Bytes::from_static(b"x")];
-    let put = server.store().await.put(&key(), body.clone(), crc32c(&body), &Attributes::default()).await;
+    let put = store_of(&server).await.put(&key(), body.clone(), crc32c(&body), &Attributes::default()).await;
     assert!(matches!(&put, Err(CreateError::MayHaveHappened(e)) if e.kind == StoreErrorKind::AccessDenied), "{put:?}");
 }
 
@@ -229,12 +150,12 @@ async fn an_ignored_or_wrong_range_gives_no_bytes() {
         answer("206 Partial Content", "content-range: bytes 2-9/10\r\n", "23456789"),
     ] {
         let server = Server::start([ignored]).await;
-        let store = server.store().await;
+        let store = store_of(&server).await;
         assert!(store.get(&key(), &options).await.is_err());
     }
     let right = answer("206 Partial Content", "content-range: bytes 2-4/10\r\n", "234");
     let server = Server::start([right]).await;
-    let found = server.store().await.get(&key(), &options).await.unwrap();
+    let found = store_of(&server).await.get(&key(), &options).await.unwrap();
     assert_eq!(found.meta.size, 10);
     assert_eq!(found.body.try_collect::<Vec<_>>().await.unwrap().concat(), b"234");
     assert!(server.heads.lock().unwrap()[0].contains("range: bytes=2-4\r\n"));
@@ -244,7 +165,7 @@ async fn an_ignored_or_wrong_range_gives_no_bytes() {
 async fn a_body_that_breaks_off_is_an_error() {
     let broken = "HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n01234".to_owned();
     let server = Server::start([Answer::Last(broken)]).await;
-    let found = server.store().await.get(&key(), &GetOptions::default()).await.unwrap();
+    let found = store_of(&server).await.get(&key(), &GetOptions::default()).await.unwrap();
     let body = found.body.try_collect::<Vec<_>>().await;
     assert_eq!(body.unwrap_err().kind, StoreErrorKind::Unavailable);
 }
@@ -263,7 +184,7 @@ async fn a_completion_answered_200_with_an_error_is_a_failure() {
             head(size),
         ])
         .await;
-        let upload = server.store().await.start_multipart(&key(), &Attributes::default()).await.unwrap();
+        let upload = store_of(&server).await.start_multipart(&key(), &Attributes::default()).await.unwrap();
         let body = vec![Bytes::from_static(b"01234")];
         let part = upload.put_part(1, body.clone(), crc32c(&body)).await.unwrap();
         let completed = upload.complete(&[part]).await;
