@@ -170,7 +170,7 @@ pub(crate) async fn serve(folder: &Path) -> Outcome<()> {
             bucket: BUCKET.into(),
             region: "us-east-1".into(),
             path_style: true,
-            credentials_file: None,
+            ..v1::S3Store::default()
         })),
         uri_prefix: format!("s3://{BUCKET}/"),
     };

@@ -17,7 +17,11 @@ use refstream::{
 use refstream_proto::v1;
 use refstream_server::StoreDescription;
 use serde::{Deserialize, Serialize};
-use std::{collections::BTreeMap, path::Path, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 /// The embedded store's bucket.
 pub(crate) const BUCKET: &str = "refstream";
@@ -52,6 +56,21 @@ pub(crate) struct S3Settings {
     /// `endpoint/bucket/key` rather than `bucket.endpoint/key`.
     #[serde(default = "yes")]
     pub(crate) path_style: bool,
+    /// Send and check CRC32C with each object; some older servers refuse it.
+    #[serde(default = "yes")]
+    pub(crate) checksums: bool,
+    /// Storage class of payloads and files; empty: the bucket's.
+    #[serde(default)]
+    pub(crate) storage_class: String,
+    /// Encryption by the store, AES256 or aws:kms; empty: as the bucket says.
+    #[serde(default)]
+    pub(crate) encryption: String,
+    /// The key of aws:kms; empty: the bucket's.
+    #[serde(default)]
+    pub(crate) kms_key: String,
+    /// Certificates (PEM) to trust beside the system's, for this broker; clients take theirs from AWS_CA_BUNDLE.
+    #[serde(default)]
+    pub(crate) ca_file: Option<PathBuf>,
 }
 
 /// A SeaweedFS cluster. The keys that sign permissions come from WEED_JWT_SIGNING_KEY and WEED_JWT_SIGNING_READ_KEY, else its master gives permissions.
@@ -180,12 +199,18 @@ impl Stores {
     }
 
     async fn open_s3(&mut self, name: &StoreName, settings: &S3Settings) -> Result<(), Failure> {
-        let S3Settings { endpoint, bucket, region, path_style } = settings.clone();
+        let S3Settings { endpoint, bucket, region, path_style, .. } = settings.clone();
+        let S3Settings { checksums, storage_class, encryption, kms_key, ca_file, .. } = settings.clone();
         let config = S3Config {
             endpoint: Some(endpoint.clone()).filter(|endpoint| !endpoint.is_empty()),
             bucket: bucket.clone(),
             region: region.clone(),
             path_style,
+            checksums,
+            storage_class: storage_class.clone(),
+            encryption: encryption.clone(),
+            kms_key: kms_key.clone(),
+            ca_file,
             ..S3Config::default()
         };
         let opened = S3Store::open(name.as_str(), config).await;
@@ -193,7 +218,17 @@ impl Stores {
         self.filers.insert(name.clone(), Arc::clone(&store) as Arc<dyn Filer>);
         self.blobs.insert(name.clone(), store);
         let prefix = format!("s3://{bucket}/");
-        let s3 = v1::S3Store { endpoint, bucket, region, path_style, credentials_file: None };
+        let s3 = v1::S3Store {
+            endpoint,
+            bucket,
+            region,
+            path_style,
+            credentials_file: None,
+            no_checksums: !checksums,
+            storage_class,
+            encryption,
+            kms_key,
+        };
         self.describe(name, prefix, v1::store::Kind::S3(s3));
         Ok(())
     }
@@ -243,6 +278,7 @@ impl Stores {
             region: default_region(),
             path_style: true,
             credentials_file: Some(folder.join("credentials.toml").to_string_lossy().into_owned()),
+            ..v1::S3Store::default()
         };
         self.describe(name, format!("s3://{BUCKET}/"), v1::store::Kind::S3(described));
         self.filers.insert(name.clone(), Arc::clone(&store) as Arc<dyn Filer>);

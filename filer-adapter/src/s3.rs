@@ -18,6 +18,7 @@ use crate::{
 };
 use async_trait::async_trait;
 use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
+use aws_sdk_s3::types::{ServerSideEncryption, StorageClass};
 use aws_sdk_s3::{
     Client,
     config::{
@@ -40,11 +41,13 @@ use bytes::{Bytes, BytesMut};
 use futures::{StreamExt as _, TryStreamExt as _};
 use multipart::Multipart;
 use refstream_types::{ByteRange, Crc32c, Key};
-use std::{fmt, future::Future, sync::Arc, time::Duration};
+use std::{fmt, future::Future, path::PathBuf, sync::Arc, time::Duration};
 
 /// Objects per listing call; S3's limit.
 const PAGE: usize = 1_000;
 
+/// How a certificate begins in a PEM file.
+const PEM_START: &[u8] = b"-----BEGIN CERTIFICATE-----";
 /// Where a bucket is when nothing says so.
 const DEFAULT_REGION: &str = "us-east-1";
 
@@ -63,6 +66,14 @@ pub struct S3Config {
     pub credentials: Option<(String, String)>,
     /// Send and check CRC32C with each object. Some older servers refuse the header.
     pub checksums: bool,
+    /// Storage class of payloads and files, such as `STANDARD_IA`; empty: the bucket's. Commit objects keep the bucket's: they are small and short-lived.
+    pub storage_class: String,
+    /// Encryption by the store (`AES256` or `aws:kms`); empty: as the bucket says.
+    pub encryption: String,
+    /// The key of `aws:kms`; empty: the bucket's or the account's.
+    pub kms_key: String,
+    /// Certificates (PEM) of authorities to trust beside the system's own; `None`: the file that `AWS_CA_BUNDLE` names, if it does.
+    pub ca_file: Option<PathBuf>,
     /// The longest wait for a connection.
     pub connect_timeout: Duration,
     /// The longest time without the answer's beginning or its next bytes, for one request. A request with a body gets a second more
@@ -81,6 +92,10 @@ impl Default for S3Config {
             path_style: true,
             credentials: None,
             checksums: true,
+            storage_class: String::new(),
+            encryption: String::new(),
+            kms_key: String::new(),
+            ca_file: None,
             connect_timeout: Duration::from_secs(5),
             request_timeout: Duration::from_secs(60),
             attempts: 6,
@@ -176,6 +191,16 @@ impl Shared {
         StoreError { kind, operation, store: self.name.to_string(), key: key.cloned(), message: message.into() }
     }
 
+    fn storage_class(&self) -> Option<StorageClass> {
+        Some(self.config.storage_class.as_str()).filter(|class| !class.is_empty()).map(StorageClass::from)
+    }
+    fn encryption(&self) -> Option<ServerSideEncryption> {
+        Some(self.config.encryption.as_str()).filter(|kind| !kind.is_empty()).map(ServerSideEncryption::from)
+    }
+    fn kms_key(&self) -> Option<String> {
+        Some(self.config.kms_key.clone()).filter(|key| !key.is_empty())
+    }
+
     fn checksum(&self, checksum: Crc32c) -> Option<String> {
         self.config.checksums.then(|| encode_checksum(checksum))
     }
@@ -228,18 +253,31 @@ impl S3Store {
     pub async fn open(name: &str, config: S3Config) -> Result<Self, StoreError> {
         let place = config.endpoint.as_deref().unwrap_or("the provider's endpoint");
         let full_name: Arc<str> = format!("{name} (bucket {} at {place})", config.bucket).into();
+        let refuse = |message: String| StoreError {
+            kind: StoreErrorKind::Invalid,
+            operation: "open",
+            store: full_name.to_string(),
+            key: None,
+            message,
+        };
         if config.bucket.len() < 3 {
-            return Err(StoreError {
-                kind: StoreErrorKind::Invalid,
-                operation: "open",
-                store: full_name.to_string(),
-                key: None,
-                message: "a bucket's name has at least 3 characters".into(),
-            });
+            return Err(refuse("a bucket's name has at least 3 characters".into()));
         }
-        let http = aws_smithy_http_client::Builder::new()
-            .tls_provider(tls::Provider::Rustls(tls::rustls_provider::CryptoMode::Ring))
-            .build_https();
+        let mut http = aws_smithy_http_client::Builder::new()
+            .tls_provider(tls::Provider::Rustls(tls::rustls_provider::CryptoMode::Ring));
+        let bundle =
+            || std::env::var_os("AWS_CA_BUNDLE").map(PathBuf::from).filter(|path| !path.as_os_str().is_empty());
+        if let Some(path) = config.ca_file.clone().or_else(bundle) {
+            let pem = std::fs::read(&path)
+                .map_err(|error| refuse(format!("the certificates in {} cannot be read: {error}", path.display())))?;
+            if !pem.windows(PEM_START.len()).any(|window| window == PEM_START) {
+                return Err(refuse(format!("there is no certificate (PEM) in {}", path.display())));
+            }
+            let trusted = tls::TrustStore::default().with_pem_certificate(pem);
+            let context = tls::TlsContext::builder().with_trust_store(trusted).build();
+            http = http.tls_context(context.map_err(|error| refuse(attempt::chain(&error)))?);
+        }
+        let http = http.build_https();
         let timeouts = TimeoutConfig::builder().connect_timeout(config.connect_timeout).build();
         let mut builder = aws_sdk_s3::config::Builder::new()
             .behavior_version(BehaviorVersion::latest())
@@ -316,6 +354,9 @@ impl S3Store {
             .key(key.as_str())
             .content_length(size as i64)
             .set_content_type(attributes.content_type.clone())
+            .set_storage_class(self.shared.storage_class())
+            .set_server_side_encryption(self.shared.encryption())
+            .set_ssekms_key_id(self.shared.kms_key())
             .set_checksum_crc32_c(self.shared.checksum(checksum))
             .body(payload(body))
             .customize()
@@ -513,6 +554,8 @@ impl Filer for S3Store {
             .if_none_match("*")
             .content_length(size as i64)
             .content_type("application/octet-stream")
+            .set_server_side_encryption(self.shared.encryption())
+            .set_ssekms_key_id(self.shared.kms_key())
             .set_checksum_crc32_c(self.shared.checksum(checksum))
             .body(payload(&[bytes]))
             .customize()

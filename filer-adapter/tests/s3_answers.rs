@@ -203,3 +203,41 @@ async fn secrets_are_not_shown() {
     let config = S3Config { credentials: Some(("access".into(), "very-secret".into())), ..S3Config::default() };
     assert!(!format!("{config:?}").contains("very-secret"));
 }
+
+#[tokio::test]
+async fn objects_are_stored_as_the_settings_say() {
+    let ok = || answer("200 OK", "etag: \"e\"\r\n", "");
+    let server = Server::start([ok(), ok()]).await;
+    let config = S3Config {
+        endpoint: Some(server.endpoint.clone()),
+        bucket: "bucket".into(),
+        credentials: Some(("access".into(), "very-secret".into())),
+        checksums: false,
+        storage_class: "STANDARD_IA".into(),
+        encryption: "aws:kms".into(),
+        kms_key: "some-key".into(),
+        ..S3Config::default()
+    };
+    let store = S3Store::open("test", config).await.unwrap();
+    let body = vec![Bytes::from_static(b"bytes")];
+    store.put(&key(), body.clone(), crc32c(&body), &Attributes::default()).await.unwrap();
+    store.create(&key(), body[0].clone()).await.unwrap();
+    let heads = server.heads.lock().unwrap();
+    for head in heads.iter() {
+        assert!(head.contains("x-amz-server-side-encryption: aws:kms\r\n"), "{head}");
+        assert!(head.contains("x-amz-server-side-encryption-aws-kms-key-id: some-key\r\n"), "{head}");
+        assert!(!head.contains("x-amz-checksum"), "{head}");
+    }
+    assert!(heads[0].contains("x-amz-storage-class: standard_ia\r\n"), "{}", heads[0]);
+    assert!(!heads[1].contains("storage-class"), "commit objects stay in the bucket's class: {}", heads[1]);
+}
+
+#[tokio::test]
+async fn certificates_that_cannot_be_used_are_said() {
+    let config = S3Config { bucket: "bucket".into(), ..S3Config::default() };
+    for (path, why) in [("/nowhere/ca.pem", "/nowhere/ca.pem"), ("Cargo.toml", "no certificate")] {
+        let config = S3Config { ca_file: Some(path.into()), ..config.clone() };
+        let error = S3Store::open("test", config).await.unwrap_err();
+        assert!(error.kind == StoreErrorKind::Invalid && error.to_string().contains(why), "{error}");
+    }
+}

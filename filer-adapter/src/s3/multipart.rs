@@ -24,7 +24,10 @@ impl Multipart {
                 .create_multipart_upload()
                 .bucket(&shared.config.bucket)
                 .key(key.as_str())
-                .set_content_type(attributes.content_type.clone());
+                .set_content_type(attributes.content_type.clone())
+                .set_storage_class(shared.storage_class())
+                .set_server_side_encryption(shared.encryption())
+                .set_ssekms_key_id(shared.kms_key());
             if shared.config.checksums {
                 request = request.checksum_algorithm(ChecksumAlgorithm::Crc32C).checksum_type(ChecksumType::Composite);
             }

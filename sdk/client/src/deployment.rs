@@ -131,6 +131,10 @@ impl Deployment {
             bucket: s3.bucket.clone(),
             region: if s3.region.is_empty() { S3Config::default().region } else { s3.region.clone() },
             path_style: s3.path_style,
+            checksums: !s3.no_checksums,
+            storage_class: s3.storage_class.clone(),
+            encryption: s3.encryption.clone(),
+            kms_key: s3.kms_key.clone(),
             credentials: credentials.map(|keys| (keys.access_key, keys.secret_key)),
             ..S3Config::default()
         };
