@@ -142,8 +142,16 @@ impl Stores {
     }
 
     /// Looks at a group of objects, many at the same time, and hands them on in their order.
-    fn hand_on(&self, group: Vec<(manifest::Row, String)>, chunks: &mut Chunks<'_>) -> ControlFlow<Ended> {
-        let looks = stream::iter(group).map(|(row, name)| self.attach(row, name)).buffered(LOOKS).collect::<Vec<_>>();
+    fn hand_on(self: &Arc<Self>, group: Vec<(manifest::Row, String)>, chunks: &mut Chunks<'_>) -> ControlFlow<Ended> {
+        // On all threads, since looking costs more of the processor than of the network.
+        let look = |(row, name): (manifest::Row, String)| {
+            let (this, uri) = (Arc::clone(self), row.uri.clone());
+            async move {
+                let attached = tokio::spawn(async move { this.attach(row, name).await }).await;
+                attached.unwrap_or_else(|error| Err(FileFailure { path: uri, error: error.to_string() }))
+            }
+        };
+        let looks = stream::iter(group).map(look).buffered(LOOKS).collect::<Vec<_>>();
         for attached in tokio::runtime::Handle::current().block_on(looks) {
             match attached {
                 Ok(found) => chunks.found(found)?,
@@ -154,7 +162,7 @@ impl Stores {
     }
 
     /// All objects whose URI starts with `prefix`. Blocks.
-    pub(super) fn find_prefix(&self, prefix: &str, chunks: &mut Chunks<'_>) -> ControlFlow<Ended> {
+    pub(super) fn find_prefix(self: &Arc<Self>, prefix: &str, chunks: &mut Chunks<'_>) -> ControlFlow<Ended> {
         let (_, store, start) = match self.resolve(prefix) {
             Ok(resolved) => resolved,
             Err(error) => return chunks.failed(FileFailure { path: prefix.to_owned(), error }),
@@ -187,7 +195,7 @@ impl Stores {
     }
 
     /// All objects that a list names. Blocks.
-    pub(super) fn find_listed(&self, list: &std::path::Path, chunks: &mut Chunks<'_>) -> ControlFlow<Ended> {
+    pub(super) fn find_listed(self: &Arc<Self>, list: &std::path::Path, chunks: &mut Chunks<'_>) -> ControlFlow<Ended> {
         let failure =
             |error: &SourceUnreadable| FileFailure { path: list.display().to_string(), error: error.to_string() };
         let rows = match manifest::open(list) {

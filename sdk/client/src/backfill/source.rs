@@ -39,7 +39,7 @@ pub(super) struct Sources {
     archives: Vec<PathBuf>,
     prefixes: Vec<String>,
     manifests: Vec<PathBuf>,
-    stores: Option<Stores>,
+    stores: Option<Arc<Stores>>,
 }
 
 /// What archives need: they are uploaded while files are still being found.
@@ -57,7 +57,7 @@ impl Sources {
 
     pub(super) fn new(client: &Client, options: &BackfillOptions) -> Result<Self, BackfillError> {
         let in_place = !options.in_place.is_empty() || !options.manifests.is_empty();
-        let stores = in_place.then(|| Stores::of(client));
+        let stores = in_place.then(|| Arc::new(Stores::of(client)));
         for prefix in &options.in_place {
             if let Some(stores) = &stores {
                 stores.check(prefix)?;
