@@ -45,6 +45,14 @@ where
     multipart::run(&Bench::new(open().await, &*runtime)).await;
 }
 
+/// Runs the part of the suite that is about the small-object namespace.
+///
+/// # Panics
+/// When the store breaks a promise.
+pub async fn run_filer(store: Store, runtime: Arc<dyn Runtime>) {
+    filers::run(&Bench::new(store, &*runtime)).await;
+}
+
 /// Runs the part of the suite that is about payloads, for a store that is no filer.
 ///
 /// # Panics

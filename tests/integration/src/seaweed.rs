@@ -18,11 +18,11 @@ pub const SECRET_KEY: &str = "secretsecret";
 /// The bucket that exists from the start.
 pub const BUCKET: &str = "refstream";
 /// Starts of one server; a port that was free may be taken by then.
-const STARTS: usize = 3;
+pub(crate) const STARTS: usize = 3;
 /// The longest time that a server may take to serve, in polls.
-const POLLS: u32 = 1_200;
+pub(crate) const POLLS: u32 = 1_200;
 /// The pause between polls.
-const POLL: Duration = Duration::from_millis(100);
+pub(crate) const POLL: Duration = Duration::from_millis(100);
 
 /// The `weed` binary.
 ///
@@ -229,7 +229,7 @@ fn get(address: SocketAddr, path: &str) -> Option<(u16, String)> {
     request("GET", address, path)
 }
 
-fn request(method: &str, address: SocketAddr, path: &str) -> Option<(u16, String)> {
+pub(crate) fn request(method: &str, address: SocketAddr, path: &str) -> Option<(u16, String)> {
     let mut stream = TcpStream::connect(address).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
     write!(stream, "{method} {path} HTTP/1.0\r\nHost: {address}\r\n\r\n").ok()?;
