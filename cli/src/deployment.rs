@@ -4,6 +4,7 @@ use crate::{
     compactor::InProcess,
     config::{BrokerSettings, Settings},
     exit::{Exit, Failure},
+    output,
     stores::{Embedded, Stores},
 };
 use refstream::{
@@ -32,6 +33,11 @@ fn start_failure(error: StartError) -> Failure {
 /// The failure of a server that cannot listen at `address`, which the flag `flag` gave.
 pub(crate) fn cannot_listen(address: SocketAddr, flag: &'static str, error: std::io::Error) -> Failure {
     start_failure(StartError::Listen { address, flag, error })
+}
+
+/// Refuses what is no loopback address; the flag `flag` gave it.
+pub(crate) fn only_loopback(address: SocketAddr, flag: &'static str) -> Result<(), Failure> {
+    if address.ip().is_loopback() { Ok(()) } else { Err(start_failure(StartError::NotLoopback { address, flag })) }
 }
 
 /// Which stores hold metadata and new payloads.
@@ -126,7 +132,7 @@ pub(crate) async fn asked_to_stop() {
 pub(crate) async fn serve(server: Server) -> Result<(), Failure> {
     tokio::select! {
         () = asked_to_stop() => {
-            eprintln!("refstream: stopping: sealing and committing what is open (a second signal ends at once)");
+            output::notice(format_args!("refstream: stopping: sealing and committing what is open (a second signal ends at once)"));
             tokio::select! {
                 reason = server.drain() => match reason {
                     refstream_core::StopReason::Drained => Ok(()),

@@ -1,5 +1,8 @@
 //! The `refstream` command: thin, every command in a file of its own below `command`.
 
+// Both panic where nobody can be told: `output` has what does not.
+#![deny(clippy::print_stderr, clippy::print_stdout)]
+
 mod command;
 mod compactor;
 mod config;
@@ -94,7 +97,13 @@ fn start_log(verbose: u8) {
     let filter = tracing_subscriber::EnvFilter::try_from_env("REFSTREAM_LOG")
         .unwrap_or_else(|_| format!("{level},h2=warn,hyper=warn,tonic=warn,aws=warn,s3s=off").into());
     let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
-    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(colours)
+        .with_writer(std::io::stderr)
+        // It would be said on stderr, which is where it could not be written.
+        .log_internal_errors(false)
+        .init();
 }
 
 fn main() -> ExitCode {
@@ -113,7 +122,7 @@ fn main() -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("refstream: cannot start threads: {error}");
+            output::notice(format_args!("refstream: cannot start threads: {error}"));
             return Exit::Failed.into();
         }
     };
@@ -132,7 +141,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("refstream: {}", failure.text());
+            output::notice(format_args!("refstream: {}", failure.text()));
             failure.exit().into()
         }
     }

@@ -26,6 +26,11 @@ pub(crate) fn line(text: &str) -> Result<(), Failure> {
     }
 }
 
+/// Writes one line to stderr. That nobody can read it is no reason to stop what the command does.
+pub(crate) fn notice(text: std::fmt::Arguments<'_>) {
+    let _ = std::io::stderr().lock().write_all(format!("{text}\n").as_bytes());
+}
+
 /// Prints rows: as a table of the named columns (keys of the objects), as one array, or one object a line.
 pub(crate) fn rows(format: Format, columns: &[&str], rows: &[Value]) -> Result<(), Failure> {
     match format {

@@ -257,6 +257,7 @@ impl Stores {
         if let Some((other, _)) = &self.embedded {
             return Err(Failure::usage(format!("the stores {other} and {name} are both embedded: there can be one")));
         }
+        crate::deployment::only_loopback(broker.s3, "s3")?;
         let folder = &broker.data;
         std::fs::create_dir_all(folder)
             .map_err(|error| Failure::failed(format!("cannot create the data folder {}: {error}", folder.display())))?;

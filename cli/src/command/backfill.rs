@@ -247,7 +247,7 @@ pub(crate) async fn perform(
         Some(job.folder.join(format!("{}.failures.jsonl", job.name)))
     });
     if let Some(job) = job.as_ref().filter(|_| !dry_run) {
-        eprintln!("job {0}: if this is ended, go on with: refstream job resume {0}", job.name);
+        output::notice(format_args!("job {0}: if this is ended, go on with: refstream job resume {0}", job.name));
     }
     let mut told = Told::new(global.output, failures);
     let summary = with_progress(client, topic, options, |event| told.tell(event)).await?;

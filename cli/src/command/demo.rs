@@ -108,7 +108,7 @@ async fn demonstrate(global: &Global, arguments: Arguments) -> Result<(), Failur
     let summary = super::backfill::with_progress(&client, &topic, backfill, |_| {}).await?;
     say(&format!("  {}", rates(&summary)))?;
     for failure in summary.failures.iter().take(5) {
-        eprintln!("refstream: {}: {}", failure.path, failure.error);
+        output::notice(format_args!("refstream: {}: {}", failure.path, failure.error));
     }
     if summary.files_done == 0 {
         return Err(Failure::failed(format!("no file of {} could be read", folder.display())));

@@ -2,8 +2,17 @@
 
 use crate::{Global, config, exit::Failure};
 use refstream::types::{ByteRange, Offset, PartitionId, TopicName, Value};
-use std::{path::PathBuf, str::FromStr};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    pin::Pin,
+    str::FromStr,
+    task::{Context, Poll, ready},
+};
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
+
+/// Links that are followed before they are called a circle, as Linux does.
+const MAX_LINKS: u32 = 40;
 
 /// Fetch one record's payload, verified
 #[derive(Debug, clap::Args)]
@@ -17,7 +26,7 @@ pub(crate) struct Arguments {
     partition: u32,
     /// The offset
     offset: u64,
-    /// Write to this file instead of standard output
+    /// Write to this file instead of standard output; a device or FIFO is written into, a file appears only when it is verified
     #[arg(short, long, value_name = "FILE")]
     output_file: Option<PathBuf>,
     /// Only bytes A to B, both included, counted from 0
@@ -39,22 +48,90 @@ impl FromStr for Span {
     }
 }
 
+/// Where the payload goes.
+#[derive(Debug, PartialEq, Eq)]
+enum Target {
+    /// Standard output.
+    Stdout,
+    /// Into what is there and is no regular file: a device, a FIFO.
+    Into(PathBuf),
+    /// A regular file, that does or does not exist. It appears under its name only when every byte was verified.
+    File { partial: PathBuf, path: PathBuf },
+}
+
+impl Target {
+    fn of(path: Option<&Path>) -> Result<Self, Failure> {
+        let Some(path) = path else { return Ok(Self::Stdout) };
+        let failed = |error: io::Error| Failure::failed(format!("cannot write to {}: {error}", path.display()));
+        match std::fs::metadata(path) {
+            Ok(meta) if meta.is_dir() => {
+                return Err(Failure::usage(format!("{} is a folder: name a file", path.display())));
+            }
+            Ok(meta) if !meta.is_file() => return Ok(Self::Into(path.to_owned())),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(failed(error)),
+        }
+        // Of a link, that which it leads to is replaced or made.
+        let mut path = path.to_owned();
+        for _ in 0..MAX_LINKS {
+            match std::fs::read_link(&path) {
+                Ok(target) => path = path.parent().unwrap_or(Path::new("")).join(target),
+                Err(_) => break,
+            }
+        }
+        let mut partial = path.as_os_str().to_owned();
+        partial.push(format!(".{}.partial", std::process::id()));
+        Ok(Self::File { partial: partial.into(), path })
+    }
+
+    async fn open(&self) -> io::Result<Out> {
+        Ok(Out {
+            inner: match self {
+                Self::Stdout => Box::new(tokio::io::stdout()),
+                Self::Into(path) => Box::new(tokio::fs::OpenOptions::new().write(true).open(path).await?),
+                Self::File { partial, .. } => Box::new(tokio::fs::File::create(partial).await?),
+            },
+            broken: false,
+        })
+    }
+}
+
+/// Remembers whether the reader went away.
+struct Out {
+    inner: Box<dyn AsyncWrite + Send + Unpin>,
+    broken: bool,
+}
+
+impl Out {
+    fn seen<T>(&mut self, result: io::Result<T>) -> Poll<io::Result<T>> {
+        self.broken |= result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe);
+        Poll::Ready(result)
+    }
+}
+
+impl AsyncWrite for Out {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let result = ready!(Pin::new(&mut self.inner).poll_write(cx, bytes));
+        self.seen(result)
+    }
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let result = ready!(Pin::new(&mut self.inner).poll_flush(cx));
+        self.seen(result)
+    }
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let result = ready!(Pin::new(&mut self.inner).poll_shutdown(cx));
+        self.seen(result)
+    }
+}
+
 pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Failure> {
+    let target = Target::of(arguments.output_file.as_deref())?;
     let client = config::connect(global).await?;
     let delivery = client.record(&arguments.topic, PartitionId(arguments.partition), Offset(arguments.offset)).await?;
     let at = format!("topic {} partition {} offset {}", arguments.topic, arguments.partition, arguments.offset);
-    let path = arguments.output_file;
-    // A file appears under its name only when every byte was verified.
-    let partial = path.as_ref().map(|path| {
-        let mut name = path.as_os_str().to_owned();
-        name.push(format!(".{}.partial", std::process::id()));
-        PathBuf::from(name)
-    });
-    let written = |error: std::io::Error| Failure::failed(format!("cannot write the payload of {at}: {error}"));
-    let mut sink: Box<dyn AsyncWrite + Send + Unpin> = match &partial {
-        Some(partial) => Box::new(tokio::fs::File::create(partial).await.map_err(written)?),
-        None => Box::new(tokio::io::stdout()),
-    };
+    let written = |error: io::Error| Failure::failed(format!("cannot write the payload of {at}: {error}"));
+    let mut sink = target.open().await.map_err(written)?;
     let result = async {
         match (&delivery.record.value, arguments.range) {
             (Value::Tombstone, _) => return Err(Failure::failed(format!("{at} is a tombstone: it has no payload"))),
@@ -88,14 +165,18 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
         sink.flush().await.map_err(written)
     }
     .await;
+    let broken = sink.broken;
     drop(sink);
-    if let (Some(partial), Some(path)) = (&partial, &path) {
-        match &result {
-            Ok(()) => std::fs::rename(partial, path).map_err(written)?,
-            Err(_) => drop(std::fs::remove_file(partial)),
+    match (target, result) {
+        (Target::File { partial, path }, Ok(())) => std::fs::rename(partial, path).map_err(written),
+        (Target::File { partial, .. }, Err(failure)) => {
+            let _ = std::fs::remove_file(partial);
+            Err(failure)
         }
+        // A closed pipe ends the command quietly, as with other Unix tools.
+        (_, Err(_)) if broken => Ok(()),
+        (_, result) => result,
     }
-    result
 }
 
 fn blake3_of(bytes: &[u8]) -> [u8; 32] {

@@ -101,7 +101,7 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
             Ok(None) => break,
             // One bad record never hides the others.
             Err(error) if error.is_about_records() => {
-                eprintln!("refstream: {error}");
+                output::notice(format_args!("refstream: {error}"));
                 damaged += 1;
                 continue;
             }
@@ -117,7 +117,7 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
             match write_payload(&client, &delivery, folder).await {
                 Ok(path) => value["payload_file"] = serde_json::json!(path),
                 Err(failure) if failure.exit() == Exit::Verification => {
-                    eprintln!("refstream: {}", failure.text());
+                    output::notice(format_args!("refstream: {}", failure.text()));
                     damaged += 1;
                 }
                 Err(failure) => return Err(failure),

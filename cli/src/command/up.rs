@@ -39,7 +39,7 @@ pub(crate) struct Arguments {
 
 pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Failure> {
     if let Some(address) = &arguments.kafka {
-        eprintln!("refstream: --kafka {address} is not used: this version has no Kafka gateway");
+        output::notice(format_args!("refstream: --kafka {address} is not used: this version has no Kafka gateway"));
     }
     let mut settings = config::load(
         global,

@@ -204,26 +204,35 @@ impl Payload {
     /// # Errors
     /// As [`Payload::bytes`]; the sink may have received verified blocks before a later one failed.
     pub async fn copy_to(&self, sink: &mut (dyn AsyncWrite + Send + Unpin)) -> Result<u64, FetchError> {
+        let mut written = 0;
+        match self.copy(sink, &mut written).await {
+            Ok(()) => Ok(written),
+            Err(FetchError::Damaged(mut damaged)) => {
+                damaged.handed_out = written;
+                Err(FetchError::Damaged(damaged))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn copy(&self, sink: &mut (dyn AsyncWrite + Send + Unpin), written: &mut u64) -> Result<(), FetchError> {
         let object = self.opened()?;
         if self.reference.content_hash.is_some() && !self.has_sidecar() {
             let content = self.bytes().await?;
-            self.write(sink, &content).await?;
-            self.finish(sink).await?;
-            return Ok(content.len() as u64);
+            self.write(sink, &content, written).await?;
+            return self.finish(sink).await;
         }
         let mut hasher = blake3::Hasher::new();
         if self.reference.content_hash.is_none() {
-            return self.copy_pinned(&object, sink).await;
+            return self.copy_pinned(&object, sink, written).await;
         }
         let blocks = self.blocks(&object).await?;
         let mut reader = BlockReader::new(&object, &blocks);
-        let mut written = 0;
         match self.reference.encoding {
             ContentEncoding::Identity => {
                 while let Some(block) = reader.next().await? {
                     hasher.update(&block);
-                    self.write(sink, &block).await?;
-                    written += block.len() as u64;
+                    self.write(sink, &block, written).await?;
                 }
             }
             ContentEncoding::Zstd => {
@@ -233,8 +242,7 @@ impl Payload {
                     let content = decompress(&frame, *content as usize)
                         .map_err(|error| object.damaged("its encoding", "zstd frames", error))?;
                     hasher.update(&content);
-                    self.write(sink, &content).await?;
-                    written += content.len() as u64;
+                    self.write(sink, &content, written).await?;
                 }
             }
         }
@@ -244,8 +252,7 @@ impl Payload {
         {
             return Err(object.damaged("its content hash", expected, actual));
         }
-        self.finish(sink).await?;
-        Ok(written)
+        self.finish(sink).await
     }
 
     /// An object attached in place: as the store hands out the pinned version.
@@ -253,19 +260,24 @@ impl Payload {
         &self,
         object: &Object<'_>,
         sink: &mut (dyn AsyncWrite + Send + Unpin),
-    ) -> Result<u64, FetchError> {
+        written: &mut u64,
+    ) -> Result<(), FetchError> {
         let mut stream = object.stream(self.reference.range());
-        let mut written = 0;
         while let Some(piece) = stream.next().await? {
-            self.write(sink, &piece).await?;
-            written += piece.len() as u64;
+            self.write(sink, &piece, written).await?;
         }
-        self.finish(sink).await?;
-        Ok(written)
+        self.finish(sink).await
     }
 
-    async fn write(&self, sink: &mut (dyn AsyncWrite + Send + Unpin), bytes: &[u8]) -> Result<(), FetchError> {
-        sink.write_all(bytes).await.map_err(|error| self.sink_failed(&error))
+    async fn write(
+        &self,
+        sink: &mut (dyn AsyncWrite + Send + Unpin),
+        bytes: &[u8],
+        written: &mut u64,
+    ) -> Result<(), FetchError> {
+        sink.write_all(bytes).await.map_err(|error| self.sink_failed(&error))?;
+        *written += bytes.len() as u64;
+        Ok(())
     }
     async fn finish(&self, sink: &mut (dyn AsyncWrite + Send + Unpin)) -> Result<(), FetchError> {
         sink.flush().await.map_err(|error| self.sink_failed(&error))

@@ -51,22 +51,26 @@ fn nobody_there_is_exit_code_4() {
 fn a_port_or_folder_in_use_is_said() {
     let up = Up::start();
     let folder = tempfile::tempdir().unwrap();
-    let start = |data: &std::path::Path, listen: &str| {
+    let start_with = |data: &std::path::Path, listen: &str, s3: &str| {
         let said = Command::new(binary())
             .args(["up", "--data"])
             .arg(data)
-            .args(["--listen", listen, "--http", "127.0.0.1:0", "--s3", "127.0.0.1:0"])
+            .args(["--listen", listen, "--http", "127.0.0.1:0", "--s3", s3])
             .output()
             .unwrap();
         assert_eq!(said.status.code(), Some(1));
         String::from_utf8_lossy(&said.stderr).into_owned()
     };
+    let start = |data: &std::path::Path, listen: &str| start_with(data, listen, "127.0.0.1:0");
     let said = start(folder.path(), &up.addresses[0]);
     assert!(said.contains(&up.addresses[0]) && said.contains("--listen"), "{said}");
     let said = start(&up.data(), "127.0.0.1:0");
     assert!(said.contains("in use") && said.contains("--data"), "{said}");
     let said = start(folder.path(), "0.0.0.0:0");
     assert!(said.contains("TLS"), "{said}");
+    let said = start_with(&folder.path().join("new"), "127.0.0.1:0", "0.0.0.0:0");
+    assert!(said.contains("TLS") && said.contains("--s3"), "{said}");
+    assert!(!folder.path().join("new").exists(), "nothing was made");
 }
 
 #[test]

@@ -124,7 +124,7 @@ impl Told {
                 Format::Json => Ok(()),
             },
             BackfillEvent::Failed(failure) => {
-                eprintln!("refstream: {}: {}", failure.path, failure.error);
+                output::notice(format_args!("refstream: {}: {}", failure.path, failure.error));
                 self.write_down(failure)?;
                 if jsonl {
                     let line = json!({ "event": "failed", "file": failure.path, "error": failure.error });
@@ -133,7 +133,7 @@ impl Told {
                 Ok(())
             }
             BackfillEvent::Changed { name } => {
-                eprintln!("refstream: {name}: changed since its record was made; it is left alone");
+                output::notice(format_args!("refstream: {name}: changed since its record was made; it is left alone"));
                 if jsonl {
                     output::line(&json!({ "event": "changed", "file": name }).to_string())?;
                 }
@@ -141,7 +141,7 @@ impl Told {
             }
             BackfillEvent::Progress(progress) => {
                 if let Some(stalled) = progress.stalled.as_ref().filter(|_| !self.stalled) {
-                    eprintln!("refstream: {stalled}");
+                    output::notice(format_args!("refstream: {stalled}"));
                 }
                 self.stalled = progress.stalled.is_some();
                 if jsonl {

@@ -91,7 +91,11 @@ fixed_answers!(MissingObject: VerificationFailed, retryable false, no_side_effec
 /// The bytes that the store handed out are not the bytes that were stored.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
-    "{object} is damaged: {what} is {actual}, expected {expected}; none of its bytes were handed out as good; restore it from a copy"
+    "{object} is damaged: {what} is {actual}, expected {expected}; {}; restore it from a copy",
+    match handed_out {
+        0 => "none of its bytes were handed out as good".to_owned(),
+        bytes => format!("{bytes} bytes before it, each block verified, were handed out"),
+    }
 )]
 pub struct DamagedObject {
     /// The object.
@@ -102,6 +106,8 @@ pub struct DamagedObject {
     pub expected: String,
     /// What it is.
     pub actual: String,
+    /// Bytes of the payload, from its start on, that were verified by block and handed out before the damage was found.
+    pub handed_out: u64,
 }
 fixed_answers!(DamagedObject: VerificationFailed, retryable false, no_side_effects true);
 

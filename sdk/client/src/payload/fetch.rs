@@ -25,6 +25,7 @@ impl<'a> Object<'a> {
             what: what.to_owned(),
             expected: expected.to_string(),
             actual: actual.to_string(),
+            handed_out: 0,
         }))
     }
     pub(super) fn failed(&self, error: StoreError) -> FetchError {

@@ -57,7 +57,9 @@ async fn one_flipped_bit_of_a_large_blob_spoils_only_its_own_mib() {
     let error = payload.range(ByteRange { offset: 3 << 20, length: 1 }).await.unwrap_err();
     assert!(damaged(&error).what.contains("MiB 3"), "{error}");
     let mut sink = Vec::new();
-    damaged(&payload.copy_to(&mut sink).await.unwrap_err());
+    let error = payload.copy_to(&mut sink).await.unwrap_err();
+    assert_eq!(damaged(&error).handed_out, 3 << 20);
+    assert!(error.to_string().contains("3145728 bytes before it"), "{error}");
     assert_eq!(sink, content[..3 << 20]);
     damaged(&payload.bytes().await.unwrap_err());
 }
