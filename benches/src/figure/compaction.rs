@@ -181,7 +181,8 @@ impl Deployment {
         for (slot, batches) in (1..).map(Slot).zip(self.placed(topic.id)?) {
             bytes += batches.iter().map(|placed| placed.batch.bytes().len() as u64).sum::<u64>();
             let entries = batches.into_iter().map(Entry::Batch).collect();
-            let object = JournalObject::Entries { epoch, slot, token: Token([9; 16]), checkpoint: None, entries };
+            let object =
+                JournalObject::Entries { in_flight: 0, epoch, slot, token: Token([9; 16]), checkpoint: None, entries };
             self.store.create(&self.layout.journal(epoch, slot), object.encode()).await?;
         }
         let range = PartitionRange::new(PartitionId(0), PartitionId(PARTITIONS)).ok_or("no range")?;

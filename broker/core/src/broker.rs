@@ -6,7 +6,7 @@ use crate::{
     interface::{
         AppendError, Effect, Identity, Input, Now, OperationError, Phase, Reply, Settings, Status, StopReason, Ticket,
     },
-    journal_writer::{Flight, JournalWriter},
+    journal_writer::JournalWriter,
     lanes::Lanes,
     mutation::Mutation,
     operations::{Answer, Decided, Ended, Operations, Purpose, Request},
@@ -184,6 +184,7 @@ impl Broker {
                 self.snapshot_stored(turn, version);
                 Ok(())
             }
+            (Purpose::Confirm(slot), Answer::Read(bytes)) => self.looked(turn, slot, bytes),
             (Purpose::FreeLog, Answer::Stored) => Ok(()),
             (Purpose::FreeJournal(epoch, below), Answer::Stored) => {
                 self.journal_freed(epoch, below);
@@ -346,15 +347,11 @@ impl Broker {
             _ => Vec::new(),
         };
         let flights = self.journal.as_mut().map(JournalWriter::take_flights).unwrap_or_default();
-        let mut unconfirmed = self.confirmations.take();
-        for Flight { answers, confirms, .. } in flights {
-            for answered in answers {
-                let unknown = Err(AppendError::OutcomeUnknown);
-                self.requests.settle(turn, answered.ticket, answered.index, unknown);
-            }
-            unconfirmed.extend(confirms);
+        for answered in flights.into_iter().flat_map(|flight| flight.answers) {
+            let unknown = Err(AppendError::OutcomeUnknown);
+            self.requests.settle(turn, answered.ticket, answered.index, unknown);
         }
-        for ticket in unconfirmed {
+        for ticket in self.confirmations.take() {
             confirmed(turn, ticket, Err(OperationError::Unavailable("it has stopped")));
         }
         for queued in self.lanes.take_all() {

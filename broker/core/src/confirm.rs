@@ -1,34 +1,41 @@
 //! Proof, for answers that are no journal entries, that nobody has taken over.
 //!
-//! A broker that was fenced without noticing knows offsets that are too low. So an answer about the latest offset waits for a slot
-//! that was placed after the request came and committed since (invariant *fenced-brokers-are-silent*). All requests that wait
-//! share one slot, like batches: it is due when the oldest of them has lingered, and costs nothing beside traffic.
+//! A broker that was fenced without noticing knows offsets that are too low. So an answer about the latest offset waits for a look
+//! at the journal, begun after the request came (invariant *fenced-brokers-are-silent*): whoever takes over has fenced the lowest
+//! slot that is missing, which is one of those in flight or the next one, before anybody else acknowledges anything. If none of
+//! these holds a fence, nobody had taken over when the request came.
+//!
+//! Looking costs reads only: a full disk or a store that refuses writes does not keep readers from what is committed. Requests that
+//! come during a look share the next one.
 
 use crate::{
     broker::{Broker, Life},
-    interface::{Effect, OperationError, Reply, Ticket},
+    interface::{Effect, OperationError, Reply, StopReason, Ticket},
     mutation::Mutation,
+    operations::{Purpose, Request},
     turn::Turn,
 };
-use std::time::Duration;
+use bytes::Bytes;
+use refstream_format::journal::{JournalHead, JournalKind};
+use refstream_types::{Chain, Slot};
+use std::collections::BTreeSet;
 
-/// Requests that wait for a slot to be placed.
+/// Requests that wait for a look.
 #[derive(Debug, Default)]
 pub(crate) struct Confirmations {
+    /// Those that wait for the next look.
     waiting: Vec<Ticket>,
-    oldest: Option<Duration>,
+    /// Those that the look under way answers.
+    asked: Vec<Ticket>,
+    /// Slots that were not read yet.
+    left: BTreeSet<Slot>,
 }
 
 impl Confirmations {
-    /// When the first of those that wait came.
-    pub(crate) fn oldest(&self) -> Option<Duration> {
-        self.oldest
-    }
-
-    /// All that wait: the slot that is being placed will answer them.
+    /// All that wait; nobody else will answer them.
     pub(crate) fn take(&mut self) -> Vec<Ticket> {
-        self.oldest = None;
-        std::mem::take(&mut self.waiting)
+        self.left.clear();
+        self.asked.drain(..).chain(self.waiting.drain(..)).collect()
     }
 }
 
@@ -42,10 +49,45 @@ impl Broker {
             Some(error) => confirmed(turn, ticket, Err(error)),
             None if self.mutation == Mutation::StaleAnswers => confirmed(turn, ticket, Ok(())),
             None => {
-                self.confirmations.oldest.get_or_insert(turn.now.monotonic);
                 self.confirmations.waiting.push(ticket);
+                self.look(turn);
             }
         }
+    }
+
+    fn look(&mut self, turn: &mut Turn<'_>) {
+        let Some(journal) = self.journal.as_ref() else { return };
+        if self.confirmations.waiting.is_empty() || !self.confirmations.left.is_empty() {
+            return;
+        }
+        self.confirmations.asked = std::mem::take(&mut self.confirmations.waiting);
+        let chain = Chain::Journal(journal.epoch());
+        for slot in (journal.released().next().0..=journal.next().0).map(Slot) {
+            self.confirmations.left.insert(slot);
+            let request = Request::Read { chain: chain.clone(), number: slot.0 };
+            self.operations.submit(turn, Purpose::Confirm(slot), request);
+        }
+    }
+
+    pub(crate) fn looked(&mut self, turn: &mut Turn<'_>, slot: Slot, bytes: Option<Bytes>) -> Result<(), StopReason> {
+        if let Some(bytes) = bytes {
+            match JournalHead::peek(&bytes).map(|head| head.kind) {
+                Ok(JournalKind::Fence { .. }) => return Err(StopReason::Fenced { slot }),
+                Ok(JournalKind::Entries { .. }) => {}
+                Err(error) => {
+                    let journal = self.epoch.unwrap_or_default();
+                    return Err(StopReason::Damaged(format!("slot {slot} of journal {journal}: {error}")));
+                }
+            }
+        }
+        self.confirmations.left.remove(&slot);
+        if self.confirmations.left.is_empty() {
+            for ticket in std::mem::take(&mut self.confirmations.asked) {
+                confirmed(turn, ticket, Ok(()));
+            }
+            self.look(turn);
+        }
+        Ok(())
     }
 }
 

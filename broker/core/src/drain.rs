@@ -31,7 +31,7 @@ impl Broker {
         for queued in self.lanes.take_parked(|_| true) {
             self.refuse(turn, queued, AppendError::Unavailable("it is draining"));
         }
-        if !self.lanes.is_idle() || self.confirmations.oldest().is_some() {
+        if !self.lanes.is_idle() {
             return Ok(());
         }
         let open: Vec<_> = self.segments.keys().copied().collect();

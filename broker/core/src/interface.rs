@@ -391,6 +391,9 @@ pub enum StopReason {
     /// What is stored contradicts itself: going on could lose data.
     #[error("the stored state is damaged: {0}")]
     Damaged(String),
+    /// It was stopped otherwise. Nothing that was acknowledged is lost: the next start recovers what is committed.
+    #[error("stopped before it was drained: {0}; nothing that was acknowledged is lost")]
+    Cut(String),
 }
 
 /// How far a broker is.

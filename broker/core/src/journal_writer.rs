@@ -20,7 +20,7 @@
 //! slot runs into it.
 
 use crate::{
-    interface::{StopReason, Ticket},
+    interface::StopReason,
     operations::{Decided, Operations, Purpose, Request},
     requests::Outcome,
     turn::Turn,
@@ -70,8 +70,6 @@ pub(crate) struct Placement {
     pub(crate) entries: Vec<Entry>,
     pub(crate) answers: Vec<Answered>,
     pub(crate) marks: Vec<Mark>,
-    /// Whom its commit tells that we were not fenced.
-    pub(crate) confirms: Vec<Ticket>,
     pub(crate) has_checkpoint: bool,
     /// It is written even without entries.
     pub(crate) needs_slot: bool,
@@ -83,7 +81,6 @@ pub(crate) struct Flight {
     pub(crate) batches: Vec<(PlacedBatch, BatchLocation)>,
     pub(crate) answers: Vec<Answered>,
     pub(crate) marks: Vec<Mark>,
-    pub(crate) confirms: Vec<Ticket>,
     /// Bytes of its batches.
     pub(crate) bytes: usize,
     /// When its first attempt began, once it is committed.
@@ -131,6 +128,10 @@ impl JournalWriter {
         }
     }
 
+    /// Whose journal it is.
+    pub(crate) fn epoch(&self) -> Epoch {
+        self.epoch
+    }
     /// The slot that would be placed next.
     pub(crate) fn next(&self) -> Slot {
         self.next
@@ -145,9 +146,7 @@ impl JournalWriter {
     }
     /// Whether nobody waits for a placed slot.
     pub(crate) fn is_idle(&self) -> bool {
-        self.flights
-            .values()
-            .all(|flight| flight.answers.is_empty() && flight.marks.is_empty() && flight.confirms.is_empty())
+        self.flights.values().all(|flight| flight.answers.is_empty() && flight.marks.is_empty())
     }
     /// Whether another slot may be created now.
     pub(crate) fn has_room(&self) -> bool {
@@ -203,8 +202,11 @@ impl JournalWriter {
         placement: Placement,
     ) -> Slot {
         let slot = self.next;
-        let Placement { entries, answers, marks, confirms, has_checkpoint, needs_slot: _ } = placement;
-        let object = JournalObject::Entries { epoch: self.epoch, slot, token, checkpoint: self.checkpoint(), entries };
+        let Placement { entries, answers, marks, has_checkpoint, needs_slot: _ } = placement;
+        // At most the window, which is less than 256.
+        let in_flight = u8::try_from(slot.0 - self.committed.0).unwrap_or(0);
+        let checkpoint = self.checkpoint();
+        let object = JournalObject::Entries { epoch: self.epoch, slot, token, checkpoint, in_flight, entries };
         let locations = object.locations();
         let bytes = object.encode();
         let JournalObject::Entries { entries, .. } = object else { return slot };
@@ -215,7 +217,7 @@ impl JournalWriter {
             self.checkpoints.push_back(slot);
         }
         let batch_bytes = batches.iter().map(|(placed, _)| placed.batch.bytes().len()).sum();
-        self.flights.insert(slot, Flight { batches, answers, marks, confirms, bytes: batch_bytes, committed: None });
+        self.flights.insert(slot, Flight { batches, answers, marks, bytes: batch_bytes, committed: None });
         self.next = slot.next();
         self.placed_at = turn.now.monotonic;
         let request = Request::Commit { chain: Chain::Journal(self.epoch), number: slot.0, bytes };

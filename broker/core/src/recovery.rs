@@ -13,6 +13,10 @@
 //!    taken, its object is truth and the walk goes on. The lowest fence, ours or an earlier recoverer's, is the end (invariant
 //!    *only-a-fence-ends*). What lies above is void.
 //!
+//! 5. *Above.* Entries above the end are void, unless they prove that the slot where the end seems to be was committed (invariant
+//!    *no-hole-is-an-end*): then an object is gone that held acked records, and the journal is damaged. Read only now, since
+//!    with the fence in place no such proof can arise any more.
+//!
 //! A crash at any step leaves fences that the next recoverer meets as it meets objects. Two recoverers at once come to the same
 //! end. If the journal moves away below the walk (its live writer frees it, or it was recovered and freed long ago), the walk
 //! says so and its owner looks at the cluster log before it starts again.
@@ -31,7 +35,7 @@ use refstream_format::{
     journal::{JournalObject, Replay},
 };
 use refstream_types::{Chain, Epoch, SegmentId, Slot, Token};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// How far above the tip the high fence stands.
 const HIGH_FENCE: u64 = CHECKPOINT_MARGIN;
@@ -55,6 +59,11 @@ enum Stage {
         top: u64,
     },
     Walking(Box<Walking>),
+    Above {
+        recovered: Box<Recovered>,
+        /// Slots that were not read yet.
+        left: BTreeSet<u64>,
+    },
 }
 
 #[derive(Debug)]
@@ -142,6 +151,7 @@ impl Recovery {
                 | Purpose::RecoveryHighFence(_)
                 | Purpose::RecoveryWalk(_)
                 | Purpose::RecoveryFence(_)
+                | Purpose::RecoveryAbove(_)
         )
     }
 
@@ -208,13 +218,16 @@ impl Recovery {
             (Stage::Walking(walking), Purpose::RecoveryFence(number), Answer::Commit(decided)) => {
                 walking.fencing = None;
                 match decided {
-                    Decided::Committed => self.ended(Slot(number)),
+                    Decided::Committed => self.ended(turn, operations, Slot(number)),
                     Decided::Freed => Outcome::Moved,
-                    Decided::Taken(bytes) => match self.object(number, bytes) {
+                    Decided::Taken(bytes) => match self.object(turn, operations, number, bytes) {
                         Outcome::Going => self.step(turn, operations, token),
                         outcome => outcome,
                     },
                 }
+            }
+            (Stage::Above { .. }, Purpose::RecoveryAbove(number), Answer::Read(bytes)) => {
+                self.looked_above(number, bytes)
             }
             _ => Outcome::Going,
         }
@@ -315,12 +328,12 @@ impl Recovery {
                 return Outcome::Going;
             };
             match bytes {
-                Some(bytes) => match self.object(number, bytes) {
+                Some(bytes) => match self.object(turn, operations, number, bytes) {
                     Outcome::Going => {}
                     outcome => return outcome,
                 },
                 None if matches!(self.mutation, Mutation::SkipFencing | Mutation::TrustMissingRead) => {
-                    return self.ended(Slot(number));
+                    return self.concluded(Slot(number));
                 }
                 None => {
                     walking.fencing = Some(number);
@@ -332,14 +345,14 @@ impl Recovery {
     }
 
     /// The next object of the walk.
-    fn object(&mut self, number: u64, bytes: Bytes) -> Outcome {
+    fn object(&mut self, turn: &mut Turn<'_>, operations: &mut Operations, number: u64, bytes: Bytes) -> Outcome {
         let object = match self.decode(number, bytes) {
             Ok(object) => object,
             Err(outcome) => return outcome,
         };
         let Stage::Walking(walking) = &mut self.stage else { return Outcome::Going };
         if let JournalObject::Fence { .. } = object {
-            return self.ended(Slot(number));
+            return self.ended(turn, operations, Slot(number));
         }
         match walking.replay.feed(&object) {
             Ok(()) => Outcome::Going,
@@ -347,7 +360,48 @@ impl Recovery {
         }
     }
 
-    fn ended(&mut self, fence: Slot) -> Outcome {
+    /// The journal ends at `fence`, unless what lies above says otherwise.
+    fn ended(&mut self, turn: &mut Turn<'_>, operations: &mut Operations, fence: Slot) -> Outcome {
+        match self.concluded(fence) {
+            Outcome::Ended(recovered) => {
+                let left: BTreeSet<u64> = (fence.0 + 1..=fence.0 + MAX_SLOTS_IN_FLIGHT).collect();
+                for number in &left {
+                    let request = Request::Read { chain: Chain::Journal(self.epoch), number: *number };
+                    operations.submit(turn, Purpose::RecoveryAbove(*number), request);
+                }
+                self.stage = Stage::Above { recovered, left };
+                Outcome::Going
+            }
+            outcome => outcome,
+        }
+    }
+
+    fn looked_above(&mut self, number: u64, bytes: Option<Bytes>) -> Outcome {
+        let Stage::Above { recovered, left } = &mut self.stage else { return Outcome::Going };
+        left.remove(&number);
+        let (fence, is_last) = (recovered.fence, left.is_empty());
+        // What cannot be read proves nothing, and is void anyhow.
+        let object = bytes.and_then(|bytes| JournalObject::decode(bytes, (self.epoch, Slot(number))).ok());
+        if let Some(JournalObject::Entries { in_flight, .. }) = object
+            && in_flight > 0
+            && number - u64::from(in_flight) >= fence.0
+        {
+            return Outcome::Damaged(format!(
+                "slot {fence} of journal {} is missing: it was committed before slot {number} was written, which is there. Records \
+                 that were acknowledged are in it; put the object back from a copy of the store",
+                self.epoch
+            ));
+        }
+        match std::mem::replace(&mut self.stage, Stage::Tip) {
+            Stage::Above { recovered, .. } if is_last => Outcome::Ended(recovered),
+            stage => {
+                self.stage = stage;
+                Outcome::Going
+            }
+        }
+    }
+
+    fn concluded(&mut self, fence: Slot) -> Outcome {
         match std::mem::replace(&mut self.stage, Stage::Tip) {
             Stage::Walking(walking) => {
                 let Walking { base, replay, .. } = *walking;

@@ -21,7 +21,6 @@
 use crate::{
     broker::{Broker, Life},
     cluster_writer::Intent,
-    confirm::confirmed,
     interface::{AppendError, Appended, Effect, StopReason, Ticket},
     journal_writer::{Answered, Flight, Mark, Placement},
     lanes::Queued,
@@ -132,15 +131,13 @@ impl Broker {
             || !self.sealing.to_expire.is_empty()
             || !self.sealing.to_end.is_empty() && self.may_end()
             || self.lanes.ready_bytes() >= self.settings.object_bytes
-            || matches!(self.life, Life::Draining(_))
-                && !(self.lanes.is_idle() && self.confirmations.oldest().is_none())
+            || matches!(self.life, Life::Draining(_)) && !self.lanes.is_idle()
             || self.is_adopting() && journal.next() == Slot(1);
         if urgent {
             return Some(Duration::ZERO);
         }
         let heartbeat = journal.placed_at() + self.settings.death_after / 3;
-        let oldest = [self.lanes.oldest(), self.confirmations.oldest()].into_iter().flatten().min();
-        let linger = oldest.map(|oldest| oldest + self.settings.linger);
+        let linger = self.lanes.oldest().map(|oldest| oldest + self.settings.linger);
         Some(linger.map_or(heartbeat, |linger| linger.min(heartbeat)))
     }
 
@@ -169,8 +166,7 @@ impl Broker {
         let slot = journal.next();
         let proof = journal.needs_proof();
         let idle = turn.now.monotonic >= journal.placed_at() + self.settings.death_after / 3;
-        let confirms = self.confirmations.take();
-        let mut placement = Placement { needs_slot: !confirms.is_empty(), confirms, ..Placement::default() };
+        let mut placement = Placement::default();
         let mut ends = self.may_end();
         if self.is_checkpoint_due() && self.may_checkpoint() {
             self.add_checkpoint(&mut placement);
@@ -319,7 +315,7 @@ impl Broker {
             }
             Verdict::Refused(error) => {
                 // The producer may know better than a broker that was fenced without noticing.
-                placement.needs_slot |= self.mutation != Mutation::StaleRefusal;
+                placement.needs_slot = self.mutation != Mutation::StaleRefusal;
                 Err(error)
             }
             Verdict::Fresh => {
@@ -396,14 +392,11 @@ impl Broker {
 
     fn release(&mut self, turn: &mut Turn<'_>, slot: Slot, flight: Flight) {
         let Some(epoch) = self.epoch else { return };
-        let Flight { batches, answers, marks, confirms, bytes, .. } = flight;
+        let Flight { batches, answers, marks, bytes, .. } = flight;
         self.pending_bytes = self.pending_bytes.saturating_sub(bytes);
         turn.emit(Effect::Committed { epoch, slot, batches });
         for answered in answers {
             self.requests.settle(turn, answered.ticket, answered.index, answered.outcome);
-        }
-        for ticket in confirms {
-            confirmed(turn, ticket, Ok(()));
         }
         for mark in marks {
             match mark {

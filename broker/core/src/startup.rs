@@ -35,12 +35,14 @@ use refstream_format::{
 };
 use refstream_types::{Chain, Epoch, LeaderTerm, SegmentId, Slot};
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
 };
 
 /// How often a recovery that finds its journal moved begins again before that is called damage.
 const MOST_MOVES: u32 = 20;
+/// Entries that are looked for above the end of the cluster log.
+const LOOK_ABOVE: u64 = 8;
 
 #[derive(Debug, Default)]
 enum Step {
@@ -48,6 +50,11 @@ enum Step {
     Epoch,
     Snapshot,
     Log(Walk),
+    /// The log seems to end before `end`; these numbers above it were not read yet.
+    Above {
+        end: u64,
+        left: BTreeSet<u64>,
+    },
     Joining,
     Recovering(Box<Recovery>),
     Tails(Tails),
@@ -66,6 +73,8 @@ pub(crate) struct Startup {
     /// What the take-over will write.
     intents: Vec<Intent>,
     moves: u32,
+    /// Where the log had a hole when it was read before.
+    hole: Option<u64>,
     /// The slot with the last `Adopt` entry of what was taken over.
     adopted_by: Option<Slot>,
     /// The recovery under way found its journal moved, and waits for a look at the log.
@@ -78,7 +87,7 @@ impl Startup {
     pub(crate) fn describe(&self) -> &'static str {
         match &self.step {
             Step::Epoch => "it is taking an epoch",
-            Step::Snapshot | Step::Log(_) => "it is reading the cluster's state",
+            Step::Snapshot | Step::Log(_) | Step::Above { .. } => "it is reading the cluster's state",
             Step::Joining => "it is joining the cluster",
             Step::Recovering(_) => "it is recovering the journal of an earlier broker",
             Step::Tails(_) => "it is reading the final states of ended segments",
@@ -128,6 +137,7 @@ impl Broker {
                 Ok(())
             }
             (Purpose::LogWalk(number), Answer::Read(bytes)) => self.log_read(turn, number, bytes),
+            (Purpose::LogAbove(number), Answer::Read(bytes)) => self.log_looked_above(turn, number, bytes.is_some()),
             (purpose, answer) if Recovery::owns(purpose) => {
                 let token = self.token();
                 let Life::Starting(Startup { step: Step::Recovering(recovery), .. }) = &mut self.life else {
@@ -213,15 +223,16 @@ impl Broker {
     fn log_read(&mut self, turn: &mut Turn<'_>, number: u64, bytes: Option<Bytes>) -> Result<(), StopReason> {
         let Life::Starting(Startup { step: Step::Log(walk), .. }) = &mut self.life else { return Ok(()) };
         walk.arrived(number, bytes);
-        while let Some((_, bytes)) = walk.take() {
+        while let Some((end, bytes)) = walk.take() {
             let Some(bytes) = bytes else {
-                // Perhaps the end. If not, the commit there finds out.
                 self.operations.abandon(|purpose| matches!(purpose, Purpose::LogWalk(_)));
-                self.check_leader()?;
-                self.state_changed(turn);
-                self.cluster.want(Intent::Join { endpoint: self.identity.endpoint.clone() });
+                let left: BTreeSet<u64> = (end + 1..=end + LOOK_ABOVE).collect();
+                for number in &left {
+                    let request = Request::Read { chain: Chain::ClusterLog, number: *number };
+                    self.operations.submit(turn, Purpose::LogAbove(*number), request);
+                }
                 if let Some(startup) = self.startup() {
-                    startup.step = Step::Joining;
+                    startup.step = Step::Above { end, left };
                 }
                 return Ok(());
             };
@@ -231,6 +242,31 @@ impl Broker {
             self.cluster.follow(&entry).map_err(damaged)?;
         }
         walk.ask(turn, &mut self.operations, u64::MAX);
+        Ok(())
+    }
+
+    /// Where an entry is missing the log ends, unless there are entries above: each was written by somebody who knew the one before
+    /// (invariant *no-hole-is-an-end*). Perhaps they were written since; if the same one is still missing then, it is gone.
+    fn log_looked_above(&mut self, turn: &mut Turn<'_>, number: u64, is_there: bool) -> Result<(), StopReason> {
+        let Life::Starting(startup) = &mut self.life else { return Ok(()) };
+        let Step::Above { end, left } = &mut startup.step else { return Ok(()) };
+        let end = *end;
+        left.remove(&number);
+        if is_there {
+            if startup.hole.replace(end) == Some(end) {
+                return Err(StopReason::Damaged(format!(
+                    "entry {end} of the cluster log is missing, though entry {number} is there; put the object back from a copy of the store"
+                )));
+            }
+            self.operations.abandon(|purpose| matches!(purpose, Purpose::LogAbove(_)));
+            self.load_state(turn);
+        } else if left.is_empty() {
+            // Most likely the end. If not, the commit there finds out.
+            startup.step = Step::Joining;
+            self.check_leader()?;
+            self.state_changed(turn);
+            self.cluster.want(Intent::Join { endpoint: self.identity.endpoint.clone() });
+        }
         Ok(())
     }
 

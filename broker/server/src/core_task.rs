@@ -148,7 +148,7 @@ impl CoreTask {
             let mut work = AbortOnDrop(work);
             let reason = match (&mut work.0).await {
                 Ok(reason) => reason,
-                Err(error) => StopReason::Damaged(format!("the broker's core failed: {}", describe(&error))),
+                Err(error) => StopReason::Cut(format!("the broker's core failed: {}", describe(&error))),
             };
             if !matches!(reason, StopReason::Drained) {
                 tracing::error!(%reason, "the broker stopped");
@@ -212,7 +212,7 @@ impl Running {
                     ended = self.operations.next() => match ended {
                         Ok((op, done)) => Input::Done { op, done },
                         Err(error) => {
-                            stop = Some(StopReason::Damaged(format!("a store operation failed: {}", describe(&error))));
+                            stop = Some(StopReason::Cut(format!("a store operation failed: {}", describe(&error))));
                             break;
                         }
                     },

@@ -72,7 +72,7 @@ impl Node {
     /// Waits until it is certain that nobody has taken over from this broker since the call began.
     ///
     /// # Errors
-    /// When it is fenced or has stopped, and when the store takes no journal objects for `stuck_after`.
+    /// When it is fenced or has stopped, and when the store does not answer for `stuck_after`.
     pub(crate) async fn confirm(&self) -> Result<(), ErrorDetail> {
         let confirmed = self.core.call(|ticket| refstream_core::Input::Confirm { ticket });
         let reply = tokio::select! {
@@ -85,11 +85,11 @@ impl Node {
         }
     }
 
-    /// What the store says while nothing can be committed.
+    /// What the store says while nothing can be proven.
     fn stuck(&self) -> ErrorDetail {
         let said = self.core.status.borrow().0.stuck.as_ref().map(|(_, said)| said.clone());
         let said = said.filter(|said| !said.is_empty()).unwrap_or_else(|| "it does not answer".into());
-        errors::unavailable(format!("the broker's store takes no journal object: {said}"))
+        errors::unavailable(format!("the broker's store does not let it prove that it is not superseded: {said}"))
     }
 
     /// Checks that a store that a topic names is configured.

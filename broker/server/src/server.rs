@@ -207,7 +207,7 @@ impl Server {
         let mut stopped = self.core.stopped.clone();
         match stopped.wait_for(Option::is_some).await {
             Ok(reason) => reason.clone().unwrap_or(StopReason::Drained),
-            Err(_) => StopReason::Damaged("the broker's tasks were cancelled".into()),
+            Err(_) => StopReason::Cut("its tasks were cancelled".into()),
         }
     }
 
@@ -225,7 +225,7 @@ impl Server {
             reason = drained => reason,
             () = deadline => {
                 tracing::warn!("the broker could not seal and commit in time; what is committed is recovered by the next start");
-                StopReason::Damaged("draining took too long; nothing that was acknowledged is lost".into())
+                StopReason::Cut("the store did not let it seal and commit in time".into())
             }
         };
         self.closing.cancel();

@@ -217,7 +217,14 @@ async fn main() -> Result<(), Box<dyn Error>> {
                 entries.push(Entry::Batch(PlacedBatch { segment: id, partition, base_offset, append_time, batch }));
             }
             let token = refstream_types::Token([1; 16]);
-            let object = JournalObject::Entries { epoch: EPOCH, slot: Slot(slot), token, checkpoint: None, entries };
+            let object = JournalObject::Entries {
+                in_flight: 0,
+                epoch: EPOCH,
+                slot: Slot(slot),
+                token,
+                checkpoint: None,
+                entries,
+            };
             filer.create(&layout.journal(EPOCH, Slot(slot)), object.encode()).await?;
             slot += 1;
         }

@@ -385,6 +385,7 @@ impl Deployment {
             let slot = Slot(self.next_slot);
             self.next_slot += 1;
             let object = JournalObject::Entries {
+                in_flight: 0,
                 epoch,
                 slot,
                 token: refstream_types::Token([9; 16]),

@@ -154,6 +154,9 @@ pub enum JournalObject {
         token: Token,
         /// The latest slot that carries a checkpoint and is below this one.
         checkpoint: Option<Slot>,
+        /// How many slots, this one included, were not known to be committed when it was made: the slot so far below it was.
+        /// Proves that a slot which is missing now was there. 0: not told.
+        in_flight: u8,
         /// What it holds.
         entries: Vec<Entry>,
     },

@@ -177,6 +177,7 @@ fn journal() -> JournalObject {
         })
     };
     JournalObject::Entries {
+        in_flight: 0,
         epoch: Epoch(3),
         slot: Slot(300),
         token: Token([0xa5; 16]),

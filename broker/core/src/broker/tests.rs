@@ -281,6 +281,32 @@ fn recovery_starts_at_a_checkpoint_and_freed_journals_do_not_hurt() {
 }
 
 #[test]
+fn a_hole_never_passes_for_an_end() {
+    let mut world = World::new();
+    let topic = world.create("images", 1).id;
+    for _ in 0..20 {
+        world.append(topic, 0, batch(1, None)).unwrap();
+    }
+    world.create("more", 1);
+    let chains = world.chains;
+    for chain in [Chain::Journal(Epoch(1)), Chain::ClusterLog] {
+        let numbers: Vec<u64> = chains.keys().filter(|(of, _)| *of == chain).map(|(_, number)| *number).collect();
+        let (last, others) = numbers.split_last().unwrap();
+        assert!(*last > 3, "{last}");
+        for gone in others {
+            let mut world = World { chains: chains.clone(), wall: 1_000_000, brokers: 1, ..World::default() };
+            world.chains.remove(&(chain.clone(), *gone));
+            // A second start finds what the first one left, and must not be fooled either.
+            for _ in 0..2 {
+                world.start();
+                let stopped = world.stopped.as_ref().map(ToString::to_string);
+                assert!(stopped.as_ref().is_some_and(|why| why.contains("missing")), "{chain:?} {gone}: {stopped:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn nothing_is_answered_before_its_slot_is_durable() {
     let mut world = World::new();
     let topic = world.create("t", 1).id;

@@ -77,8 +77,14 @@ fn a_fence_ends_the_writer_and_foreign_entries_are_damage() {
     assert_eq!(rig.journal.decided(slot, taken, SECOND, SECOND).unwrap_err(), StopReason::Fenced { slot });
     let freed = rig.journal.decided(slot, Decided::Freed, SECOND, SECOND).unwrap_err();
     assert_eq!(freed, StopReason::Fenced { slot });
-    let entries =
-        JournalObject::Entries { epoch: Epoch(5), slot, token: Token([2; 16]), checkpoint: None, entries: vec![] };
+    let entries = JournalObject::Entries {
+        in_flight: 0,
+        epoch: Epoch(5),
+        slot,
+        token: Token([2; 16]),
+        checkpoint: None,
+        entries: vec![],
+    };
     let taken = Decided::Taken(entries.encode());
     assert!(matches!(rig.journal.decided(slot, taken, SECOND, SECOND), Err(StopReason::Damaged(_))));
 }

@@ -104,6 +104,7 @@ impl Bench {
             })
             .collect();
         let object = JournalObject::Entries {
+            in_flight: 0,
             epoch: OURS,
             slot: Slot(self.slot),
             token: Token([1; 16]),

@@ -163,8 +163,14 @@ impl Owner {
             entries.insert(0, Entry::Checkpoint(checkpoint));
         }
         let token = Token([slot.0 as u8; 16]);
-        let object =
-            JournalObject::Entries { epoch: EPOCH, slot, token, checkpoint: self.replay.checkpoint(), entries };
+        let object = JournalObject::Entries {
+            in_flight: 0,
+            epoch: EPOCH,
+            slot,
+            token,
+            checkpoint: self.replay.checkpoint(),
+            entries,
+        };
         self.replay.feed(&object).unwrap();
         self.shelf.put(&self.layout.journal(EPOCH, slot), object.encode());
         if due {

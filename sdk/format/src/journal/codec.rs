@@ -5,7 +5,7 @@
 //! | 0..4 | magic `RFSJ` |
 //! | 4..6 | version, `u16` |
 //! | 6 | kind: 0 entries, 1 fence |
-//! | 7 | 0 |
+//! | 7 | of entries: slots in flight, this one included, 0 where not told; of a fence: 0 |
 //! | 8..16, 16..24 | epoch, slot, `u64` |
 //! | 24..40 | token |
 //! | 40..48 | of entries: the slot of the latest checkpoint below, 0 for none; of a fence: the epoch that fenced |
@@ -286,11 +286,11 @@ impl JournalObject {
     /// The object's bytes.
     pub fn encode(&self) -> Bytes {
         let index = self.index();
-        let (kind, epoch, slot, token, link, entries): (_, _, _, _, _, &[Entry]) = match self {
-            Self::Entries { epoch, slot, token, checkpoint, entries } => {
-                (KIND_ENTRIES, epoch, slot, token, checkpoint.map_or(0, |slot| slot.0), entries)
+        let (kind, epoch, slot, token, link, in_flight, entries): (_, _, _, _, _, _, &[Entry]) = match self {
+            Self::Entries { epoch, slot, token, checkpoint, in_flight, entries } => {
+                (KIND_ENTRIES, epoch, slot, token, checkpoint.map_or(0, |slot| slot.0), *in_flight, entries)
             }
-            Self::Fence { epoch, slot, token, by } => (KIND_FENCE, epoch, slot, token, by.0, &[]),
+            Self::Fence { epoch, slot, token, by } => (KIND_FENCE, epoch, slot, token, by.0, 0, &[]),
         };
         let batches = || {
             entries.iter().filter_map(|entry| match entry {
@@ -303,7 +303,7 @@ impl JournalObject {
         writer.raw(&MAGIC);
         writer.u16(VERSION);
         writer.u8(kind);
-        writer.u8(0);
+        writer.u8(in_flight);
         writer.u64(epoch.0);
         writer.u64(slot.0);
         writer.raw(&token.0);
@@ -334,7 +334,7 @@ impl JournalObject {
         if body.remaining() != header.body_bytes {
             return Err(body.error(format!("{} bytes of batches, expected {}", body.remaining(), header.body_bytes)));
         }
-        let Header { epoch, slot, token, .. } = header;
+        let Header { epoch, slot, token, in_flight, .. } = header;
         if header.fence {
             return Ok(Self::Fence { epoch, slot, token, by: Epoch(header.link) });
         }
@@ -344,7 +344,7 @@ impl JournalObject {
         }
         index.end()?;
         body.end()?;
-        Ok(Self::Entries { epoch, slot, token, checkpoint: slot_or_none(header.link), entries })
+        Ok(Self::Entries { epoch, slot, token, checkpoint: slot_or_none(header.link), in_flight, entries })
     }
 
     /// Where each [`Entry::Batch`] of the encoded object stands, in order. Equal to what a checkpoint says of the object.
@@ -384,6 +384,7 @@ struct Header {
     slot: Slot,
     token: Token,
     fence: bool,
+    in_flight: u8,
     link: u64,
     entries: u32,
     index_bytes: usize,
@@ -405,13 +406,13 @@ impl Header {
     fn read_any(reader: &mut Reader) -> Result<Self, DecodeError> {
         reader.preamble(MAGIC, VERSION)?;
         let kind = reader.u8()?;
-        let reserved = reader.u8()?;
+        let in_flight = reader.u8()?;
         let (epoch, slot) = (Epoch(reader.u64()?), Slot(reader.u64()?));
         let token = Token(reader.array()?);
         let link = reader.u64()?;
         let (entries, index_bytes, body_bytes) = (reader.u32()?, reader.u32()? as usize, reader.u32()? as usize);
         reader.verify_from(0)?;
-        if reserved != 0 || kind > KIND_FENCE {
+        if kind > KIND_FENCE || kind == KIND_FENCE && in_flight != 0 {
             return Err(reader.error(format!("kind {kind} is unknown")));
         }
         let fence = kind == KIND_FENCE;
@@ -428,7 +429,10 @@ impl Header {
         if !fence && link >= slot.0 && link != 0 {
             return Err(reader.error("the latest checkpoint is not below the slot"));
         }
-        Ok(Self { epoch, slot, token, fence, link, entries, index_bytes, body_bytes })
+        if u64::from(in_flight) > slot.0 {
+            return Err(reader.error(format!("{in_flight} slots in flight at slot {slot}")));
+        }
+        Ok(Self { epoch, slot, token, fence, in_flight, link, entries, index_bytes, body_bytes })
     }
 
     /// The index, checked, of the object that starts with `bytes`; `reader` goes on to the body.

@@ -94,7 +94,7 @@ fn object(entries: std::ops::Range<usize>) -> impl Strategy<Value = JournalObjec
     let common = (1..u64::MAX, 100..u64::MAX, arbitrary::token());
     prop_oneof![
         4 => (common.clone(), option::of(1_u64..100), vec(entry(), entries)).prop_map(
-            |((epoch, slot, token), checkpoint, entries)| JournalObject::Entries {
+            |((epoch, slot, token), checkpoint, entries)| JournalObject::Entries { in_flight: 0,
                 epoch: Epoch(epoch),
                 slot: Slot(slot),
                 token,
@@ -127,6 +127,7 @@ fn batches(object: &JournalObject) -> impl Iterator<Item = &PlacedBatch> {
 
 fn heartbeat() -> JournalObject {
     JournalObject::Entries {
+        in_flight: 0,
         epoch: Epoch(3),
         slot: Slot(7),
         token: Token([9; 16]),
@@ -227,6 +228,7 @@ fn swapped_batches_are_detected() {
         })
     };
     let object = JournalObject::Entries {
+        in_flight: 0,
         epoch: Epoch(1),
         slot: Slot(1),
         token: Token([0; 16]),

@@ -64,6 +64,7 @@ impl Journal {
     }
     fn object(&self, entries: impl IntoIterator<Item = Entry>) -> JournalObject {
         let object = JournalObject::Entries {
+            in_flight: 0,
             epoch: EPOCH,
             slot: self.slot(),
             token: Token([1; 16]),
@@ -175,6 +176,7 @@ fn one_segment_is_followed_from_anywhere_before_its_adoption() {
 fn slots_follow_each_other_up_to_the_fence() {
     let mut journal = Journal::new();
     let object = |epoch, slot| JournalObject::Entries {
+        in_flight: 0,
         epoch: Epoch(epoch),
         slot: Slot(slot),
         token: Token([0; 16]),
@@ -234,6 +236,7 @@ fn contradictions_have_names() {
     assert_eq!(journal.refuse(twice), "one-checkpoint-an-object");
     journal.write_checkpoint([]);
     let silent = JournalObject::Entries {
+        in_flight: 0,
         epoch: EPOCH,
         slot: journal.slot(),
         token: Token([0; 16]),
