@@ -200,6 +200,7 @@ impl FetchError {
                 what: "what the store reads of it".into(),
                 expected: "bytes with the right checksum".into(),
                 actual: format!("an error ({})", error.message),
+                handed_out: 0,
             })),
             _ => Self::Store(Box::new(UnreadableObject { object, error })),
         }
