@@ -131,7 +131,7 @@ impl Process {
 struct InProcess(refstream_segments::Compactor);
 
 fn failed(error: &CompactError) -> CompactorError {
-    CompactorError { message: error.to_string(), retryable: error.is_retryable() }
+    CompactorError { message: error.to_string(), retryable: error.is_retryable(), damaged: error.is_damage() }
 }
 
 #[async_trait]

@@ -13,7 +13,11 @@ use refstream_server::{Compacted, CompactorError};
 pub(crate) struct InProcess(pub(crate) Compactor);
 
 fn failed(topic: &TopicState, error: &CompactError) -> CompactorError {
-    CompactorError { message: format!("compaction of topic {}: {error}", topic.name), retryable: error.is_retryable() }
+    CompactorError {
+        message: format!("compaction of topic {}: {error}", topic.name),
+        retryable: error.is_retryable(),
+        damaged: error.is_damage(),
+    }
 }
 
 #[async_trait]

@@ -238,8 +238,35 @@ pub(crate) fn load(global: &Global, flags: Flags) -> Result<Loaded, Failure> {
     let settings: Settings = figment
         .extract()
         .map_err(|error| Failure::usage(format!("the configuration is invalid: {}", describe(&error))))?;
+    refuse_user_info(&settings)?;
     settings.broker.validate()?;
     Ok(Loaded { settings, figment })
+}
+
+/// What is wrong with a URL that holds a user name or password; what they are is never repeated.
+pub(crate) const NO_USER_INFO: &str = "a user name or password, which would be printed and logged: leave it out; \
+    credentials come from the variables REFSTREAM_ACCESS_KEY, REFSTREAM_SECRET_KEY and AWS_*";
+
+/// Whether a URL has something before an `@` in its authority.
+pub(crate) fn has_user_info(url: &str) -> bool {
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    rest.split(['/', '?', '#']).next().is_some_and(|authority| authority.contains('@'))
+}
+
+fn refuse_user_info(settings: &Settings) -> Result<(), Failure> {
+    let stores = settings.stores.iter().flat_map(|(name, store)| match store {
+        StoreSettings::S3(s3) => vec![(format!("stores.{name}.endpoint"), s3.endpoint.as_str())],
+        StoreSettings::Seaweed(seaweed) => {
+            seaweed.masters.split(',').map(|master| (format!("stores.{name}.masters"), master.trim())).collect()
+        }
+        StoreSettings::Embedded(_) => Vec::new(),
+    });
+    let own = [("endpoint", &settings.endpoint), ("broker.advertise", &settings.broker.advertise)];
+    let own = own.into_iter().map(|(name, url)| (name.to_owned(), url.as_str()));
+    match own.chain(stores).find(|(_, url)| has_user_info(url)) {
+        Some((name, _)) => Err(Failure::usage(format!("the setting {name} is refused: it holds {NO_USER_INFO}"))),
+        None => Ok(()),
+    }
 }
 
 fn describe(error: &figment::Error) -> String {
@@ -358,6 +385,18 @@ mod tests {
         let text = failure.text();
         assert!(text.contains("broker.listen") && text.contains("flag"), "{text}");
         assert_eq!(failure.exit(), Exit::Usage);
+    }
+
+    #[test]
+    fn a_password_in_an_endpoint_is_refused_and_not_repeated() {
+        for endpoint in ["http://me:s3cret@127.0.0.1:1", "me:s3cret@host:1/", "https://s3cret@host"] {
+            let mut global = global();
+            global.endpoint = Some(endpoint.into());
+            let failure = load(&global, Vec::new()).unwrap_err();
+            assert_eq!(failure.exit(), Exit::Usage);
+            assert!(failure.text().contains("endpoint") && !failure.text().contains("s3cret"), "{}", failure.text());
+        }
+        assert!(!has_user_info("http://host/a@b") && !has_user_info("http://host?a=b@c"));
     }
 
     #[test]

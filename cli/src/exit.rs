@@ -76,7 +76,32 @@ macro_rules! from_sdk {
     )+};
 }
 
-from_sdk!(ConnectError, TopicError, UploadError, ProduceError, ConsumeError, FetchError, BackfillError);
+from_sdk!(TopicError, UploadError, ProduceError, ConsumeError, FetchError);
+
+impl From<refstream::ConnectError> for Failure {
+    fn from(error: refstream::ConnectError) -> Self {
+        match error {
+            refstream::ConnectError::Endpoint(error) => Self::usage(error),
+            error => Self::new(error.class().into(), error),
+        }
+    }
+}
+
+impl From<refstream::InlineRefused> for Failure {
+    fn from(error: refstream::InlineRefused) -> Self {
+        Self::usage(error)
+    }
+}
+
+impl From<refstream::BackfillError> for Failure {
+    fn from(error: refstream::BackfillError) -> Self {
+        use refstream::BackfillError as Error;
+        match error {
+            Error::Glob(_) | Error::Template(_) | Error::Inline(_) => Self::usage(error),
+            error => Self::new(error.class().into(), error),
+        }
+    }
+}
 
 impl From<refstream::ErrorClass> for Exit {
     fn from(class: refstream::ErrorClass) -> Self {

@@ -1,13 +1,13 @@
 //! Stores as they are configured, and how each kind is opened.
 
 use crate::{
-    config::BrokerSettings,
+    config::{BrokerSettings, NO_USER_INFO, has_user_info},
     exit::{Exit, Failure},
 };
 use percent_encoding::percent_decode_str;
 use refstream::{
     stores::{
-        BlobStore, Filer, TokioRuntime,
+        BlobStore, Filer, StoreErrorKind, TokioRuntime,
         embedded::{EmbeddedKeys, FileStore, FileStoreOptions, S3Server},
         s3::{S3Config, S3Store},
         seaweed::{SeaweedConfig, SeaweedStore},
@@ -128,6 +128,12 @@ pub(crate) fn from_uri(uri: &str) -> Result<FromUri, Failure> {
         let forms = "use s3://BUCKET?endpoint=http://HOST:PORT or seaweedfs://MASTER:PORT";
         Failure::usage(format!("the store {uri:?} is refused: {why}; {forms}"))
     };
+    // First, so that nothing below repeats what is secret.
+    let (target, query) = uri.split_once('?').unwrap_or((uri, ""));
+    let values = query.split('&').map(|pair| percent_decode_str(pair.split_once('=').map_or("", |pair| pair.1)));
+    if has_user_info(target) || values.into_iter().any(|value| has_user_info(&value.decode_utf8_lossy())) {
+        return Err(Failure::usage(format!("the store is refused: its URI holds {NO_USER_INFO}")));
+    }
     let (scheme, rest) = uri.split_once("://").ok_or_else(|| refuse("it is no URI".into()))?;
     let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
     let (host, root) = place.split_once('/').unwrap_or((place, ""));
@@ -214,7 +220,10 @@ impl Stores {
             ..S3Config::default()
         };
         let opened = S3Store::open(name.as_str(), config).await;
-        let store = Arc::new(opened.map_err(|error| Failure::new(Exit::Unreachable, error))?);
+        let store = Arc::new(opened.map_err(|error| match error.kind {
+            StoreErrorKind::Invalid => Failure::usage(error),
+            _ => Failure::new(Exit::Unreachable, error),
+        })?);
         self.filers.insert(name.clone(), Arc::clone(&store) as Arc<dyn Filer>);
         self.blobs.insert(name.clone(), store);
         let prefix = format!("s3://{bucket}/");
@@ -334,10 +343,14 @@ mod tests {
             ("s3://", "bucket"),
             ("s3://pics?endpiont=x", "endpiont"),
             ("s3://pics?path_style=maybe", "boolean"),
+            ("s3://me:s3cret@pics", "user name"),
+            ("s3://pics?endpoint=http://me:s3cret@host&x=y", "user name"),
+            ("s3://pics?endpoint=http%3A%2F%2Fme%3As3cret%40host", "user name"),
             ("seaweedfs://127.0.0.1:9333/x", "path"),
         ] {
             let failure = from_uri(uri).unwrap_err();
             assert!(failure.text().contains(why), "{uri}: {}", failure.text());
+            assert!(!failure.text().contains("s3cret"), "{uri}: {}", failure.text());
             assert_eq!(failure.exit(), Exit::Usage);
         }
     }

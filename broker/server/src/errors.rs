@@ -125,11 +125,15 @@ pub(crate) fn internal(text: impl Display) -> ErrorDetail {
 
 /// A compaction that did not end: what it committed stands, trying again is safe.
 pub(crate) fn compactor(error: &crate::CompactorError) -> ErrorDetail {
-    let code = if error.retryable { ErrorCode::Unavailable } else { ErrorCode::Internal };
+    let code = match (error.damaged, error.retryable) {
+        (true, _) => ErrorCode::BatchCorrupt,
+        (false, true) => ErrorCode::Unavailable,
+        (false, false) => ErrorCode::Internal,
+    };
     ErrorDetail {
         code: code.into(),
         message: error.message.clone(),
-        retryable: error.retryable,
+        retryable: error.retryable && !error.damaged,
         ..ErrorDetail::default()
     }
 }

@@ -32,6 +32,8 @@ pub struct CompactorError {
     pub message: String,
     /// Whether it may succeed later.
     pub retryable: bool,
+    /// Whether something that is stored is damaged or missing.
+    pub damaged: bool,
 }
 
 /// Turns sealed segments into files. Filled in by the binary, so that Arrow stays out of this crate.

@@ -66,8 +66,8 @@ pub(crate) struct Arguments {
     /// Write failures to this file, one JSON document a line [default: NAME.failures.jsonl beside the job]
     #[arg(long, value_name = "FILE")]
     failures: Option<PathBuf>,
-    /// Payloads up to this many bytes travel inside their record
-    #[arg(long, value_name = "BYTES", default_value_t = 0)]
+    /// Payloads up to this many bytes travel inside their record; at most the topic's inline_max
+    #[arg(long, value_name = "BYTES", default_value_t = 0, value_parser = super::put::inline_max())]
     inline_max: u32,
     /// Payloads below this many bytes share packs; 0: each is an object of its own
     #[arg(long, value_name = "BYTES")]
@@ -175,6 +175,14 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
     for path in files.chain(read) {
         if let Err(error) = std::fs::symlink_metadata(path) {
             return Err(Failure::usage(format!("cannot read {}: {error}", path.display())));
+        }
+    }
+    for path in arguments.paths.iter().filter(|path| !arguments.in_place && !arguments.tar && path.as_os_str() != "-") {
+        if std::fs::metadata(path).is_ok_and(|meta| !meta.is_file() && !meta.is_dir()) {
+            output::notice(format_args!(
+                "refstream: {}: skipped: it is a device, FIFO or socket; only files and folders are backfilled",
+                path.display()
+            ));
         }
     }
     let endpoint = config::client_options(global)?.endpoint;

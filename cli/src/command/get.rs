@@ -42,8 +42,15 @@ impl FromStr for Span {
     fn from_str(text: &str) -> Result<Self, String> {
         let form = || "use A-B with A <= B, for example 0-1023".to_owned();
         let (a, b) = text.split_once('-').ok_or_else(form)?;
-        let (a, b): (u64, u64) = (a.parse().map_err(|_| form())?, b.parse().map_err(|_| form())?);
-        let length = b.checked_sub(a).and_then(|n| n.checked_add(1)).ok_or_else(form)?;
+        let number = |text: &str| {
+            text.parse::<u64>().map_err(|error| match error.kind() {
+                std::num::IntErrorKind::PosOverflow => format!("{text} is more than {}", u64::MAX),
+                _ => form(),
+            })
+        };
+        let (a, b) = (number(a)?, number(b)?);
+        // What is behind the payload's end does not matter.
+        let length = b.checked_sub(a).ok_or_else(form)?.saturating_add(1);
         Ok(Self(ByteRange { offset: a, length }))
     }
 }

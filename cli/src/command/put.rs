@@ -1,13 +1,19 @@
 //! `refstream put`.
 
-use crate::{Global, config, exit::Failure, json, output};
+use crate::{
+    Global, config,
+    exit::Failure,
+    json,
+    output::{self, Format},
+};
 use bytes::Bytes;
 use refstream::{
-    ProducerOptions, Source, UploadOptions,
-    types::{Header, Record, Timestamp, TopicName, Value},
+    InlineRefused, ProducerOptions, Source, UploadOptions,
+    types::{ContentHash, Header, MAX_INLINE_BYTES, Record, Timestamp, TopicName, Value},
 };
 use serde_json::json;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 /// Store one payload and submit its reference
 #[derive(Debug, clap::Args)]
@@ -28,9 +34,45 @@ pub(crate) struct Arguments {
     /// When it happened (RFC 3339)
     #[arg(long, value_name = "TIME")]
     event_time: Option<Timestamp>,
+    /// A payload up to this many bytes travels inside its record; at most the topic's inline_max
+    #[arg(long, value_name = "BYTES", default_value_t = 0, value_parser = inline_max())]
+    inline_max: u32,
     /// Its MIME type
     #[arg(long, value_name = "TYPE")]
     content_type: Option<String>,
+}
+
+/// What `--inline-max` can be.
+pub(crate) fn inline_max() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(..=i64::from(MAX_INLINE_BYTES))
+}
+
+/// The payload, where it is to travel inside its record; else its source.
+async fn inline(file: &Path, max: u32) -> Result<Result<Bytes, Source>, Failure> {
+    let failed = |error: std::io::Error| Failure::failed(format!("cannot read {}: {error}", file.display()));
+    let from_stdin = file.as_os_str() == "-";
+    if max == 0 {
+        return Ok(Err(if from_stdin {
+            Source::Reader(Box::new(tokio::io::stdin()))
+        } else {
+            Source::File(file.to_owned())
+        }));
+    }
+    let mut reader: Box<dyn AsyncRead + Send + Unpin> = if from_stdin {
+        Box::new(tokio::io::stdin())
+    } else {
+        Box::new(tokio::fs::File::open(file).await.map_err(failed)?)
+    };
+    let mut bytes = Vec::new();
+    (&mut reader).take(u64::from(max) + 1).read_to_end(&mut bytes).await.map_err(failed)?;
+    if bytes.len() <= max as usize {
+        return Ok(Ok(bytes.into()));
+    }
+    Ok(Err(if from_stdin {
+        Source::Reader(Box::new(std::io::Cursor::new(bytes).chain(reader)))
+    } else {
+        Source::File(file.to_owned())
+    }))
 }
 
 /// `NAME=VALUE` pairs.
@@ -49,7 +91,7 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
     let from_stdin = arguments.file.as_os_str() == "-";
     if !from_stdin {
         let meta = std::fs::metadata(&arguments.file)
-            .map_err(|error| Failure::failed(format!("cannot read {}: {error}", arguments.file.display())))?;
+            .map_err(|error| Failure::usage(format!("cannot read {}: {error}", arguments.file.display())))?;
         if meta.is_dir() {
             return Err(Failure::usage(format!(
                 "{} is a folder: use refstream backfill {} {}",
@@ -60,14 +102,23 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
         }
     }
     let client = config::connect(global).await?;
-    // A lone payload waits for no company.
-    let options = UploadOptions { pack_below: 0, ..UploadOptions::default() };
-    let uploader = client.uploader(&arguments.topic, options).await?;
-    let source =
-        if from_stdin { Source::Reader(Box::new(tokio::io::stdin())) } else { Source::File(arguments.file.clone()) };
-    let receipt = uploader.upload(source, arguments.content_type, None).await?;
-    let reference = receipt.into_reference();
-    let mut record = Record::new(Value::Reference(Box::new(reference.clone())));
+    if arguments.inline_max > 0 {
+        let permitted = client.describe_topic(&arguments.topic).await?.config.inline_max;
+        if arguments.inline_max > permitted {
+            return Err(InlineRefused { topic: arguments.topic, asked: arguments.inline_max, permitted }.into());
+        }
+    }
+    let value = match inline(&arguments.file, arguments.inline_max).await? {
+        Ok(bytes) => Value::Inline { content_hash: ContentHash(*blake3::hash(&bytes).as_bytes()), bytes },
+        Err(source) => {
+            // A lone payload waits for no company.
+            let options = UploadOptions { pack_below: 0, ..UploadOptions::default() };
+            let uploader = client.uploader(&arguments.topic, options).await?;
+            let receipt = uploader.upload(source, arguments.content_type, None).await?;
+            Value::Reference(Box::new(receipt.into_reference()))
+        }
+    };
+    let mut record = Record::new(value.clone());
     record.key = arguments.key.map(Bytes::from);
     record.event_time = arguments.event_time;
     record.headers = attributes.into_iter().map(|(name, value)| Header { name, value: value.into() }).collect();
@@ -78,20 +129,25 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
     let ticket = producer.send(record).await?;
     producer.flush().await?;
     let ack = ticket.ack().await?;
-    let store = client.store(&reference.store).ok();
-    let payload = json::payload(&reference, store.as_deref());
-    let mut value = json!({
+    let mut said = json!({
         "topic": arguments.topic,
         "partition": ack.partition,
         "offset": ack.offset,
         "append_time": ack.append_time,
-        "size": reference.content_size,
-        "content_hash": reference.content_hash,
     });
-    if global.output == output::Format::Table {
-        value["payload"] = payload["uri"].clone();
-    } else {
-        value["payload"] = payload;
+    match &value {
+        Value::Reference(reference) => {
+            let payload = json::payload(reference, client.store(&reference.store).ok().as_deref());
+            said["size"] = json!(reference.content_size);
+            said["content_hash"] = json!(reference.content_hash);
+            said["payload"] = if global.output == Format::Table { payload["uri"].clone() } else { payload };
+        }
+        Value::Inline { bytes, content_hash } => {
+            said["size"] = json!(bytes.len());
+            said["content_hash"] = json!(content_hash);
+            said["payload"] = serde_json::Value::Null;
+        }
+        Value::Tombstone => {}
     }
-    output::one(global.output, &value)
+    output::one(global.output, &said)
 }

@@ -59,7 +59,7 @@ pub(crate) struct Settings {
     /// Store of new payloads [default: the cluster's default store]
     #[arg(long, value_name = "NAME")]
     store: Option<StoreName>,
-    /// Values up to this many bytes may travel inside the record [default: 0]
+    /// put and backfill may be asked, with --inline-max, to let payloads up to this many bytes travel inside the record [default: 0]
     #[arg(long, value_name = "BYTES")]
     inline_max: Option<u32>,
     /// Seal a segment when its journal bytes exceed this [default: 67108864]
@@ -87,7 +87,13 @@ impl Settings {
                 ))
             })?)),
         };
-        Ok(AlterTopic {
+        // Microseconds are kept.
+        if retention.flatten().is_some_and(|retention| u64::try_from(retention.as_micros()).is_err()) {
+            return Err(Failure::usage(
+                "--retention is longer than can be kept, which is 584542years; \"forever\" keeps records for ever",
+            ));
+        }
+        let change = AlterTopic {
             retention,
             store: self.store,
             inline_max: self.inline_max,
@@ -95,7 +101,25 @@ impl Settings {
             seal_age: self.seal_age.map(|p| p.0),
             file_bytes: self.file_bytes,
             publish_lag: self.publish_lag.map(|p| p.0),
-        })
+        };
+        // Here, so that what is refused is what was given.
+        config(&change, None).validate().map_err(Failure::usage)?;
+        Ok(change)
+    }
+}
+
+/// A topic's settings where nothing but this is said of them.
+fn config(change: &AlterTopic, partitions: Option<u32>) -> TopicConfig {
+    let defaults = TopicConfig::default();
+    TopicConfig {
+        partitions: partitions.unwrap_or(defaults.partitions),
+        retention: change.retention.flatten(),
+        store: change.store.clone(),
+        inline_max: change.inline_max.unwrap_or(defaults.inline_max),
+        seal_bytes: change.seal_bytes.unwrap_or(defaults.seal_bytes),
+        seal_age: change.seal_age.unwrap_or(defaults.seal_age),
+        file_bytes: change.file_bytes.unwrap_or(defaults.file_bytes),
+        publish_lag: change.publish_lag.unwrap_or(defaults.publish_lag),
     }
 }
 
@@ -121,17 +145,7 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
     match arguments {
         Arguments::Create { name, partitions, settings } => {
             let change = settings.change()?;
-            let defaults = TopicConfig::default();
-            let config = TopicConfig {
-                partitions: partitions.unwrap_or(defaults.partitions),
-                retention: change.retention.flatten(),
-                store: change.store,
-                inline_max: change.inline_max.unwrap_or(defaults.inline_max),
-                seal_bytes: change.seal_bytes.unwrap_or(defaults.seal_bytes),
-                seal_age: change.seal_age.unwrap_or(defaults.seal_age),
-                file_bytes: change.file_bytes.unwrap_or(defaults.file_bytes),
-                publish_lag: change.publish_lag.unwrap_or(defaults.publish_lag),
-            };
+            let config = config(&change, partitions);
             config.validate().map_err(Failure::usage)?;
             let topic = config::connect(global).await?.create_topic(&name, &config).await?;
             output::one(global.output, &described(&topic))

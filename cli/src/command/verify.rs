@@ -11,7 +11,7 @@ use serde_json::json;
 /// Check that every reference resolves; with --deep fetch and hash every payload
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Example:\n  refstream verify images --deep\n\nEnds with 5 and the list of affected records when something is wrong."
+    after_help = "Example:\n  refstream verify images --deep\n\nEnds with 5 and the list of affected records when something is wrong. With --output jsonl each finding is a line, and then each topic's summary."
 )]
 pub(crate) struct Arguments {
     /// The topic; all topics when not given
@@ -64,7 +64,13 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
             }
         }
         Format::Json => output::one(Format::Json, &json!({ "topics": summaries, "findings": findings }))?,
-        Format::Jsonl => output::rows(Format::Jsonl, &[], &findings)?,
+        Format::Jsonl => {
+            for summary in &mut summaries {
+                summary["event"] = json!("summary");
+            }
+            output::rows(Format::Jsonl, &[], &findings)?;
+            output::rows(Format::Jsonl, &[], &summaries)?;
+        }
     }
     if wrong > 0 {
         return Err(Failure::new(Exit::Verification, format!("{wrong} findings")));

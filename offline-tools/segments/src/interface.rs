@@ -82,6 +82,17 @@ pub enum CompactError {
 }
 
 impl CompactError {
+    /// Whether something that is stored is damaged or missing. What is missing may have been collected meanwhile; then the same call
+    /// succeeds later.
+    pub fn is_damage(&self) -> bool {
+        match self {
+            Self::Store(error) | Self::Read(ReadError::Store(error)) => {
+                error.is_not_found() || error.kind == refstream_filer_adapter::StoreErrorKind::Corrupt
+            }
+            Self::Read(_) | Self::File { .. } | Self::Segment { .. } => true,
+            Self::Write { .. } | Self::Contended(_) => false,
+        }
+    }
     /// Whether the same call may succeed later, with nothing done about it.
     pub fn is_retryable(&self) -> bool {
         match self {

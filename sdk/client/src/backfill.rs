@@ -34,8 +34,8 @@ pub use progress::BackfillProgress;
 pub use template::KeyTemplate;
 
 use crate::{
-    BackfillError, Client, Producer, ProducerOptions, SourceUnreadable, TopicDescription, UploadError, UploadOptions,
-    Uploader,
+    BackfillError, Client, InlineRefused, Producer, ProducerOptions, SourceUnreadable, TopicDescription, UploadError,
+    UploadOptions, Uploader,
 };
 use lane::{Lane, Report};
 use ledger::{Ledger, Lookup};
@@ -105,6 +105,10 @@ impl Backfill {
         let key = options.key.as_deref().map(str::parse).transpose()?;
         let sources = Some(Sources::new(client, &options)?);
         let description = client.topic_settings(topic).await.map_err(UploadError::Topic)?;
+        let permitted = description.config.inline_max;
+        if options.inline_max > permitted {
+            return Err(InlineRefused { topic: topic.clone(), asked: options.inline_max, permitted }.into());
+        }
         let header = |(name, value): (String, String)| Header { name, value: value.into() };
         let mut this = Self {
             sources,

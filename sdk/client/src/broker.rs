@@ -218,6 +218,14 @@ fn text_of(error: &dyn std::error::Error) -> String {
 
 fn normalised(endpoint: &str) -> Result<String, InvalidEndpoint> {
     let refuse = |why: &str| Err(InvalidEndpoint { endpoint: endpoint.to_owned(), why: why.to_owned() });
+    let authority = endpoint.split_once("://").map_or(endpoint, |(_, rest)| rest).split(['/', '?', '#']).next();
+    if let Some((_, host)) = authority.and_then(|authority| authority.rsplit_once('@')) {
+        // What is before the host is secret.
+        return Err(InvalidEndpoint {
+            endpoint: format!("http://...@{host}"),
+            why: "it holds a user name or password, which brokers do not take".into(),
+        });
+    }
     let (scheme, rest) = endpoint.trim().split_once("://").unwrap_or(("http", endpoint.trim()));
     match (scheme, rest.trim_end_matches('/')) {
         ("http", "") => refuse("it names no host"),
@@ -249,6 +257,8 @@ mod tests {
         for bad in ["", "ftp://x", "https://x:1", "http://"] {
             assert!(normalised(bad).is_err(), "{bad}");
         }
+        let error = normalised("http://me:s3cret@host:1").unwrap_err().to_string();
+        assert!(error.contains("host:1") && !error.contains("s3cret"), "{error}");
     }
 
     #[test]

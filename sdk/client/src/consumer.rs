@@ -145,7 +145,11 @@ impl Consumer {
         };
         match consumer.next().await? {
             Some(delivery) if delivery.offset == offset => Ok(delivery),
-            _ => Err(missing(Some((offset, offset))).into()),
+            _ => {
+                let described = client.describe_topic(topic).await?;
+                let held = described.partitions.iter().find(|held| held.partition == partition);
+                Err(missing(held.map(|held| (held.earliest, held.latest))).into())
+            }
         }
     }
 

@@ -22,8 +22,8 @@ pub use fetch::{
 pub use produce::{NotAcked, ProduceError, ProducerEnded, RecordRefused};
 pub use topic::{RefusedConfig, TopicError, TopicExists, TopicNotFound};
 pub use upload::{
-    BackfillError, Interrupted, InvalidGlob, InvalidTemplate, JobCancelled, JobMismatch, JobState, NotStored,
-    SourceChanged, SourceUnreadable, UploadError,
+    BackfillError, InlineRefused, Interrupted, InvalidGlob, InvalidTemplate, JobCancelled, JobMismatch, JobState,
+    NotStored, SourceChanged, SourceUnreadable, UploadError,
 };
 
 /// The kind of trouble, for exit codes and alarms.

@@ -26,4 +26,4 @@ pub use partitioner::{murmur2, partition_for_key};
 pub use record::{Header, MAX_HEADERS, MAX_KEY_LENGTH, Record, Value};
 pub use reference::{ByteRange, ContentEncoding, InvalidReference, Reference};
 pub use time::{ParseTimestampError, Timestamp};
-pub use topic::{AckMode, DEFAULT_PARTITIONS, InvalidTopicConfig, MAX_PARTITIONS, TopicConfig};
+pub use topic::{AckMode, DEFAULT_PARTITIONS, InvalidTopicConfig, MAX_INLINE_BYTES, MAX_PARTITIONS, TopicConfig};

@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 use thiserror::Error;
 
-/// Not a time in RFC 3339.
+/// Not a time in RFC 3339, or one outside of the years 1 to 9999 in UTC.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{text:?} is not a time: expected RFC 3339, such as 2026-11-29T08:30:00Z")]
+#[error("{text:?} is not a time: expected RFC 3339 within the years 0001 to 9999, such as 2026-11-29T08:30:00Z")]
 pub struct ParseTimestampError {
     text: String,
 }
@@ -76,8 +76,11 @@ impl FromStr for Timestamp {
     type Err = ParseTimestampError;
     fn from_str(text: &str) -> Result<Self, ParseTimestampError> {
         DateTime::parse_from_rfc3339(text)
-            .map(|t| t.with_timezone(&Utc).into())
-            .map_err(|_| ParseTimestampError { text: text.chars().take(80).collect() })
+            .ok()
+            .map(|time| time.timestamp_micros())
+            .filter(|micros| (Self::MIN..=Self::MAX).contains(micros))
+            .map(Self)
+            .ok_or_else(|| ParseTimestampError { text: text.chars().take(80).collect() })
     }
 }
 
@@ -103,7 +106,9 @@ mod tests {
         let t: Timestamp = "2026-11-29T10:30:00.000001+02:00".parse().unwrap();
         assert_eq!(t.to_string(), "2026-11-29T08:30:00.000001Z");
         assert_eq!(t.date().to_string(), "2026-11-29");
-        assert!("yesterday".parse::<Timestamp>().is_err());
+        for wrong in ["yesterday", "0000-12-31T23:59:59Z", "9999-12-31T23:59:59-01:00", "12026-11-29T08:30:00Z"] {
+            assert!(wrong.parse::<Timestamp>().is_err(), "{wrong}");
+        }
     }
 
     #[test]

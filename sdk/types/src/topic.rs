@@ -10,6 +10,9 @@ pub const DEFAULT_PARTITIONS: u32 = 16;
 /// The most partitions of a topic.
 pub const MAX_PARTITIONS: u32 = 4_096;
 
+/// The most bytes of a value that travels inside its record, whatever the topic.
+pub const MAX_INLINE_BYTES: u32 = 1 << 20;
+
 /// When an append is answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -43,7 +46,7 @@ pub struct TopicConfig {
     pub retention: Option<Duration>,
     /// Store of new payloads; `None` means the cluster's default store.
     pub store: Option<StoreName>,
-    /// Values of at most this many bytes may travel inside the record. 0: every payload is uploaded.
+    /// `put` and backfills may be asked to let values of at most this many bytes travel inside the record. 0: every payload is uploaded.
     pub inline_max: u32,
     /// A segment is sealed once its journal bytes exceed this.
     pub seal_bytes: u64,
@@ -82,8 +85,9 @@ impl TopicConfig {
         if self.partitions == 0 || self.partitions > MAX_PARTITIONS {
             return refuse("partitions", self.partitions, format!("use 1 to {MAX_PARTITIONS}"));
         }
-        if self.inline_max > 1 << 20 {
-            return refuse("inline_max", self.inline_max, "at most 1048576 bytes travel inside a record");
+        if self.inline_max > MAX_INLINE_BYTES {
+            let why = format!("at most {MAX_INLINE_BYTES} bytes travel inside a record");
+            return refuse("inline_max", self.inline_max, why);
         }
         if self.seal_bytes < 1 << 10 || self.seal_bytes > 1 << 30 {
             return refuse("seal_bytes", self.seal_bytes, "use 1024 to 1073741824");
@@ -93,7 +97,7 @@ impl TopicConfig {
         }
         for (setting, given) in [("seal_age", self.seal_age), ("publish_lag", self.publish_lag)] {
             if given < Duration::from_secs(1) || given > Duration::from_secs(7 * 86_400) {
-                return refuse(setting, format!("{}s", given.as_secs()), "use 1 second to 7 days");
+                return refuse(setting, format!("{given:?}"), "use 1 second to 7 days");
             }
         }
         if self.retention.is_some_and(|r| r < Duration::from_secs(60)) {

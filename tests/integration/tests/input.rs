@@ -17,7 +17,10 @@ fn names_and_settings_are_refused_with_a_reason() {
     up.run(&["topic", "create", "t", "--partitions", "0"]).fails(2, &["partitions"]);
     up.run(&["topic", "create", "t", "--partitions", "5000"]).fails(2, &["4096"]);
     up.run(&["topic", "create", "t", "--retention", "soon"]).fails(2, &["soon"]);
+    up.run(&["topic", "create", "t", "--seal-age", "1ms"]).fails(2, &["seal_age = 1ms"]);
+    up.run(&["topic", "create", "t", "--retention", "600000years"]).fails(2, &["584542years"]);
     up.run(&["topic", "create", "t"]).ok();
+    up.run(&["topic", "alter", "t", "--publish-lag", "8days"]).fails(2, &["publish_lag", "7 days"]);
     up.run(&["topic", "create", "t"]).fails(1, &["t", "exists"]);
     up.run(&["topic", "alter", "t"]).fails(2, &["nothing to alter"]);
     up.run(&["tail", "nowhere", "--no-follow"]).fails(1, &["nowhere", "does not exist"]);
@@ -25,14 +28,71 @@ fn names_and_settings_are_refused_with_a_reason() {
     up.run(&["get", "t", "99", "0"]).fails(1, &["99"]);
     up.run(&["get", "t", "0", "0"]).fails(1, &["0"]);
     up.run(&["get", "t", "0", "0", "--range", "9-1"]).fails(2, &["range"]);
-    up.run(&["put", "t", "/does/not/exist"]).fails(1, &["/does/not/exist"]);
+    up.run(&["get", "t", "0", "0", "--range", "0-18446744073709551616"]).fails(2, &["more than 18446744073709551615"]);
+    up.run(&["put", "t", "/etc/hostname", "--event-time", "0000-01-01T00:00:00Z"]).fails(2, &["0001 to 9999"]);
+    up.run(&["put", "t", "/etc/hostname", "--key", &"k".repeat(32_769)]).fails(1, &["32769 bytes", "32768 bytes"]);
+    up.run(&["put", "t", "/does/not/exist"]).fails(2, &["/does/not/exist"]);
     up.run(&["put", "t", "/tmp", "--key", "k"]).fails(2, &["folder"]);
     up.run(&["put", "t", "/etc/hostname", "--attribute", "novalue"]).fails(2, &["novalue", "NAME=VALUE"]);
     up.run(&["backfill", "t", "/does/not/exist"]).fails(2, &["/does/not/exist"]);
     up.run(&["backfill", "nowhere", "/etc/hostname"]).fails(1, &["nowhere"]);
-    up.run(&["backfill", "t", "/etc", "--include", "a{"]).fails(1, &["a{"]);
+    up.run(&["backfill", "t", "/etc", "--include", "a{"]).fails(2, &["a{"]);
+    up.run(&["backfill", "t", "/etc", "--exclude", "["]).fails(2, &["["]);
+    up.run(&["--endpoint", "http://", "topic", "list"]).fails(2, &["host"]);
+    up.run(&["--endpoint", "https://127.0.0.1:1", "topic", "list"]).fails(2, &["TLS"]);
+    up.run(&["up", "--store", "s3://b?endpoint=http://127.0.0.1:9"]).fails(2, &["3 characters"]);
+    for command in [["config", "show"], ["topic", "list"]] {
+        let said = up.command(&command).env("REFSTREAM_ENDPOINT", "http://me:s3cret@127.0.0.1:9").output().unwrap();
+        let (out, err) = (String::from_utf8_lossy(&said.stdout), String::from_utf8_lossy(&said.stderr));
+        assert_eq!(said.status.code(), Some(2), "{err}");
+        assert!(err.contains("user name") && !err.contains("s3cret") && !out.contains("s3cret"), "{out}{err}");
+    }
     up.run(&["nonsense"]).fails(2, &[]);
     assert_eq!(up.committed("t"), Some(0), "nothing was appended by all that");
+}
+
+#[test]
+fn the_topic_limits_what_travels_inline() {
+    let up = Up::start();
+    up.run(&["topic", "create", "t", "--partitions", "1"]).ok();
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    std::fs::create_dir(at("files")).unwrap();
+    std::fs::write(at("files/small"), "x".repeat(100)).unwrap();
+    std::fs::write(at("files/large"), "x".repeat(101)).unwrap();
+    let put = |name: &str, max: &str| up.run(&["put", "t", &at(name), "--inline-max", max]);
+    let backfill = |max: &str| up.run(&["backfill", "t", &at("files"), "--inline-max", max]);
+    // A topic that says nothing permits nothing.
+    put("files/small", "100").fails(2, &["topic alter t --inline-max 100", "0 bytes"]);
+    backfill("100").fails(2, &["topic alter t --inline-max 100"]);
+    up.run(&["topic", "alter", "t", "--inline-max", "100"]).ok();
+    put("files/small", "101").fails(2, &["100 bytes"]);
+    backfill("101").fails(2, &["100 bytes"]);
+    // More than a record can hold is wrong whatever the topic.
+    put("files/small", "1048577").fails(2, &["1048576"]);
+    backfill("4294967295").fails(2, &["1048576"]);
+    assert_eq!(up.committed("t"), Some(0));
+    let said = up.run(&["--output", "json", "put", "t", &at("files/small"), "--inline-max", "100"]).json();
+    assert_eq!((&said["payload"], &said["size"]), (&serde_json::Value::Null, &100.into()));
+    put("files/large", "100").ok();
+    // Not asked for: not done.
+    up.run(&["put", "t", &at("files/small")]).ok();
+    backfill("100").ok();
+    let inline: Vec<_> = up.records("t").iter().map(|r| (!r["value"].is_null(), r["size"].as_u64().unwrap())).collect();
+    assert_eq!(inline[..3], [(true, 100), (false, 101), (false, 100)]);
+    assert_eq!(inline[3..].iter().filter(|(inline, size)| *inline == (*size == 100)).count(), 2, "{inline:?}");
+    assert_eq!(up.run(&["get", "t", "0", "0"]).ok(), "x".repeat(100).into_bytes());
+    assert_eq!(up.run(&["get", "t", "0", "1"]).ok(), "x".repeat(101).into_bytes());
+    up.run(&["get", "t", "0", "5"]).fails(1, &["0..5"]);
+    assert_eq!(up.run(&["get", "t", "0", "1", "--range", "100-18446744073709551615"]).ok(), b"x");
+    assert_eq!(up.run(&["get", "t", "0", "0", "--range", "0-18446744073709551615"]).ok().len(), 100);
+    let said = String::from_utf8(up.run(&["segments", "t"]).ok()).unwrap();
+    assert!(said.contains("OFFSETS") && said.contains("0:0-4"), "{said}");
+    let said = up.run(&["--output", "jsonl", "verify", "t"]).lines();
+    assert_eq!((said.len(), &said[0]["event"], &said[0]["records"]), (1, &"summary".into(), &5.into()));
+    assert!(Command::new("mkfifo").arg(at("fifo")).status().unwrap().success());
+    let said = up.run(&["backfill", "t", &at("fifo")]);
+    assert_eq!((said.code, said.stderr.contains("skipped")), (Some(0), true), "{}", said.stderr);
 }
 
 #[test]

@@ -25,7 +25,7 @@ use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 struct Files(refstream_segments::Compactor);
 
 fn failed(error: refstream_segments::CompactError) -> CompactorError {
-    CompactorError { message: error.to_string(), retryable: true }
+    CompactorError { message: error.to_string(), retryable: true, damaged: error.is_damage() }
 }
 
 #[async_trait]

@@ -208,7 +208,9 @@ fn damage_in_a_volume_is_named_and_never_handed_out() {
     let records = up.records("t");
     assert_eq!(records.len(), 6);
     let said = up.run(&["--output", "jsonl", "verify", "t", "--deep"]).fails(5, &[]);
-    let findings = refstream_integration_tests::lines(&said.stdout);
+    let mut findings = refstream_integration_tests::lines(&said.stdout);
+    let summary = findings.pop().unwrap();
+    assert_eq!((&summary["event"], &summary["findings"]), (&"summary".into(), &findings.len().into()));
     let named: Vec<_> = findings.iter().map(|finding| finding["offset"].as_u64().unwrap()).collect();
     assert_eq!(named, [0, 1, 2, 3, 4], "{findings:?}");
     for (offset, record) in records.iter().enumerate().take(5) {

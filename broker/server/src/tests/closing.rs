@@ -21,7 +21,7 @@ impl Compactor for Paper {
             && *failures > 0
         {
             *failures -= 1;
-            return Err(CompactorError { message: "the disk is full".into(), retryable: true });
+            return Err(CompactorError { message: "the disk is full".into(), retryable: true, damaged: false });
         }
         let mut files = self.files.lock().unwrap();
         let mut done = Compacted::default();

@@ -42,7 +42,8 @@ pub struct BackfillOptions {
     pub key: Option<String>,
     /// Only say what would be done.
     pub dry_run: bool,
-    /// Values of at most this many bytes travel inside their record. 0: none does.
+    /// Values of at most this many bytes travel inside their record; at most the topic's
+    /// [`inline_max`](refstream_types::TopicConfig::inline_max). 0: none does.
     pub inline_max: u32,
     /// How to upload.
     pub upload: UploadOptions,

@@ -3,7 +3,7 @@
 use super::{ErrorClass, OpenStoreError, TopicError, answers_of_parts, fixed_answers, store_class};
 use crate::{ConsumeError, ProduceError};
 use refstream_filer_adapter::{CreateError, StoreError};
-use refstream_types::{Key, StoreName};
+use refstream_types::{Key, StoreName, TopicName};
 use std::{path::PathBuf, time::Duration};
 use thiserror::Error;
 
@@ -139,6 +139,21 @@ pub struct InvalidTemplate {
 }
 fixed_answers!(InvalidTemplate: Invalid, retryable false, no_side_effects true);
 
+/// Larger values are to travel inside their records than the topic permits.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error(
+    "values of up to {asked} bytes cannot travel inside the records of topic {topic}: its inline_max is {permitted} bytes; ask for no more, or permit it with refstream topic alter {topic} --inline-max {asked}"
+)]
+pub struct InlineRefused {
+    /// The topic.
+    pub topic: TopicName,
+    /// Bytes of the largest value that was asked for.
+    pub asked: u32,
+    /// The topic's [`refstream_types::TopicConfig::inline_max`].
+    pub permitted: u32,
+}
+fixed_answers!(InlineRefused: Invalid, retryable false, no_side_effects true);
+
 /// A job cannot be run as it was asked.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("the job {job:?} cannot be run: {why}")]
@@ -168,6 +183,9 @@ pub enum BackfillError {
     /// The key template is wrong.
     #[error(transparent)]
     Template(#[from] InvalidTemplate),
+    /// The topic does not permit values of that size inside its records.
+    #[error(transparent)]
+    Inline(#[from] InlineRefused),
     /// A path that was given cannot be read.
     #[error(transparent)]
     Source(#[from] SourceUnreadable),
@@ -190,4 +208,4 @@ pub enum BackfillError {
     #[error(transparent)]
     Cancelled(JobCancelled),
 }
-answers_of_parts!(BackfillError: Glob, Template, Source, Upload, Produce, Consume, State, Job, Cancelled);
+answers_of_parts!(BackfillError: Glob, Template, Inline, Source, Upload, Produce, Consume, State, Job, Cancelled);

@@ -22,7 +22,7 @@ pub enum PushError {
     #[error("the batch is full")]
     Full,
     /// The record alone exceeds a limit.
-    #[error("the record's {what} has {given}, the limit is {limit}")]
+    #[error("the record's {what} is {given}{unit}, the limit is {limit}{unit}", unit = if *what == HEADERS { "" } else { " bytes" })]
     TooLarge {
         /// Key, headers, value, ...
         what: &'static str,
@@ -35,6 +35,9 @@ pub enum PushError {
     #[error(transparent)]
     Reference(#[from] refstream_types::InvalidReference),
 }
+
+/// The one limit that counts no bytes.
+const HEADERS: &str = "number of headers";
 
 /// Where a name stands in its table, or will stand.
 #[derive(Clone, Copy, Debug, Default)]
@@ -260,7 +263,7 @@ fn check(record: &Record) -> Result<(), PushError> {
         if given > limit { Err(PushError::TooLarge { what, given, limit }) } else { Ok(()) }
     };
     within("key", record.key.as_ref().map_or(0, |key| key.len()), MAX_KEY_LENGTH)?;
-    within("number of headers", record.headers.len(), MAX_HEADERS)?;
+    within(HEADERS, record.headers.len(), MAX_HEADERS)?;
     let mut headers = 0;
     for header in &record.headers {
         within("header name", header.name.len(), MAX_TEXT_BYTES)?;

@@ -61,7 +61,10 @@ impl Deployment {
             ..ClientOptions::new(format!("http://{}", server.grpc_address()))
         };
         let client = Client::connect_with(options).await.unwrap();
-        client.create_topic(&topic(), &TopicConfig { partitions: 2, ..TopicConfig::default() }).await.unwrap();
+        client
+            .create_topic(&topic(), &TopicConfig { partitions: 2, inline_max: 40, ..TopicConfig::default() })
+            .await
+            .unwrap();
         let (files, jobs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         Self { store: payloads, _server: server, client, files, jobs }
     }
