@@ -88,7 +88,9 @@ fn a_missing_object_is_found_without_reading_payloads() {
     let affected = records.iter().filter(|r| r["payload"]["uri"] == uri).count();
     std::fs::remove_file(up.data().join(uri.trim_start_matches("s3://"))).unwrap();
     let said = up.run(&["--output", "jsonl", "verify", "t"]).fails(5, &[]);
-    assert_eq!(refstream_integration_tests::lines(&said.stdout).len(), affected, "exactly the records that name it");
+    let findings =
+        refstream_integration_tests::lines(&said.stdout).into_iter().filter(|line| line["event"] != "summary");
+    assert_eq!(findings.count(), affected, "exactly the records that name it");
     assert_eq!(up.records("t"), records, "references still flow");
 }
 
@@ -98,7 +100,6 @@ fn a_lost_or_damaged_journal_is_what_compaction_says() {
         let up = Up::start();
         up.run(&["topic", "create", "t", "--partitions", "1"]).ok();
         up.run(&["put", "t", "/etc/hostname", "--key", "k"]).ok();
-        up.run(&["seal", "t"]).ok();
         let mut found = Vec::new();
         objects(&up.data(), &mut found);
         let mut hit = 0;
@@ -116,6 +117,8 @@ fn a_lost_or_damaged_journal_is_what_compaction_says() {
             }
         }
         assert!(hit > 0);
+        // Only now, or the node's own compaction could be earlier.
+        up.run(&["seal", "t"]).ok();
         up.run(&["compact", "t"]).fails(5, &["topic t"]);
     }
 }
