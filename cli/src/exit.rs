@@ -103,6 +103,12 @@ impl From<refstream::BackfillError> for Failure {
     }
 }
 
+impl From<Box<refstream_check::Unfinished>> for Failure {
+    fn from(error: Box<refstream_check::Unfinished>) -> Self {
+        Self::new(error.why.class().into(), error)
+    }
+}
+
 impl From<refstream::ErrorClass> for Exit {
     fn from(class: refstream::ErrorClass) -> Self {
         use refstream::ErrorClass as Class;

@@ -265,10 +265,7 @@ pub(crate) async fn perform(
         let listed = told.failures_file().map_or_else(String::new, |file| format!(" and in {}", file.display()));
         return Err(Failure::new(
             Exit::Failed,
-            format!(
-                "{} of {} files were not backfilled; each is listed above{listed}",
-                summary.files_failed, summary.files_found
-            ),
+            format!("{} files or folders were not backfilled; each is listed above{listed}", summary.files_failed),
         ));
     }
     Ok(())
@@ -291,7 +288,7 @@ fn say(format: Format, topic: &TopicName, dry_run: bool, summary: &BackfillSumma
             output::bytes(rate(summary.bytes_done) as u64),
             count(summary.files_already, "were done before"),
             count(summary.files_changed, "changed since they were done"),
-            count(summary.files_failed, "failed"),
+            count(summary.files_failed, "files or folders failed"),
         ));
     }
     let mut value = serde_json::to_value(summary).map_err(Failure::failed)?;

@@ -11,7 +11,7 @@ use serde_json::json;
 /// Check that every reference resolves; with --deep fetch and hash every payload
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Example:\n  refstream verify images --deep\n\nEnds with 5 and the list of affected records when something is wrong. With --output jsonl each finding is a line, and then each topic's summary."
+    after_help = "Example:\n  refstream verify images --deep\n\nEnds with 5 and the list of affected records when something is wrong; with 4 or 3 when a broker or store cannot be reached or permits no access, and the verification could not be finished. With --output jsonl each finding is a line, and then each topic's summary."
 )]
 pub(crate) struct Arguments {
     /// The topic; all topics when not given
@@ -28,7 +28,7 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
         None => client.list_topics().await?.into_iter().map(|topic| topic.name).collect(),
     };
     let (mut summaries, mut findings) = (Vec::new(), Vec::new());
-    let mut wrong = 0;
+    let (mut wrong, mut broken_off) = (0, None);
     for topic in &topics {
         let bar = output::progress("{spinner} {msg}");
         let seen = refstream_check::verify(&client, topic, arguments.deep, |so_far| {
@@ -41,7 +41,14 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
         })
         .await;
         bar.finish_and_clear();
-        let seen = seen?;
+        let seen = match seen {
+            Ok(seen) => seen,
+            Err(unfinished) => {
+                let exit = unfinished.why.class().into();
+                broken_off = Some(Failure::new(exit, format!("topic {topic}: {unfinished}")));
+                unfinished.seen
+            }
+        };
         wrong += seen.wrong;
         summaries.push(json!({
             "topic": topic,
@@ -52,6 +59,9 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
         }));
         for finding in seen.findings {
             findings.push(serde_json::to_value(finding).map_err(Failure::failed)?);
+        }
+        if broken_off.is_some() {
+            break;
         }
     }
     match global.output {
@@ -71,6 +81,9 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
             output::rows(Format::Jsonl, &[], &findings)?;
             output::rows(Format::Jsonl, &[], &summaries)?;
         }
+    }
+    if let Some(failure) = broken_off {
+        return Err(failure);
     }
     if wrong > 0 {
         return Err(Failure::new(Exit::Verification, format!("{wrong} findings")));

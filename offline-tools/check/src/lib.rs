@@ -5,4 +5,4 @@
 mod objects;
 mod verify;
 
-pub use verify::{Finding, Verification, verify};
+pub use verify::{Finding, Stopped, Unfinished, Verification, verify};

@@ -4,11 +4,17 @@ use crate::Finding;
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
 use refstream::{
-    Client, Delivery, FetchError, OpenStoreError, Payload,
-    stores::{BlobStore, GetOptions, StoreErrorKind},
+    Client, Delivery, FetchError, FetchedObject, OpenStoreError, Payload, Sidecar, UnreadableObject,
+    stores::{BlobStore, GetOptions, StoreError, StoreErrorKind},
 };
+use refstream_format::pack::{PackEntry, PackFooter, TRAILER_BYTES};
 use refstream_types::{ByteRange, Key, Reference, StoreName};
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
+use tokio::task::JoinSet;
 
 /// Requests at once.
 const REQUESTS: usize = 16;
@@ -19,6 +25,9 @@ const REMEMBERED: usize = 100_000;
 /// Blobs of a pack are read together up to this many bytes, and over gaps up to that many.
 const SPAN_BYTES: u64 = 8 << 20;
 const GAP_BYTES: u64 = 64 << 10;
+/// The first and the longest wait before a store that does not answer is asked again.
+const RETRY_FROM: Duration = Duration::from_millis(50);
+const RETRY_TO: Duration = Duration::from_secs(2);
 
 type Object = (StoreName, Key);
 
@@ -28,9 +37,25 @@ pub(crate) struct Resolved {
     /// Payload bytes that were hashed.
     pub(crate) bytes: u64,
     pub(crate) findings: Vec<Finding>,
+    /// Why the group could not be checked to its end.
+    pub(crate) stopped: Option<FetchError>,
 }
 
-/// What a store said of an object: its size, that there is none, or why it could not say.
+impl Resolved {
+    /// Takes one outcome in; an error that tells nothing about the record ends the check.
+    fn take(&mut self, outcome: Outcome) {
+        self.bytes += outcome.0;
+        self.findings.extend(outcome.1);
+        if self.stopped.is_none() {
+            self.stopped = outcome.2;
+        }
+    }
+}
+
+/// What a read came to: bytes hashed, findings, and why it could not go on.
+type Outcome = (u64, Vec<Finding>, Option<FetchError>);
+
+/// What a store said of an object: its size, that there is none, or why no store can say.
 type Answer = Result<Option<u64>, (&'static str, String)>;
 
 /// Asks for objects, and remembers.
@@ -39,14 +64,17 @@ pub(crate) struct Objects {
     client: Client,
     deep: bool,
     sizes: HashMap<Object, Answer>,
+    /// Objects whose sidecar or footer was looked at.
+    inspected: HashSet<Object>,
 }
 
 impl Objects {
     pub(crate) fn new(client: Client, deep: bool) -> Self {
-        Self { client, deep, sizes: HashMap::new() }
+        Self { client, deep, sizes: HashMap::new(), inspected: HashSet::new() }
     }
 
-    /// Checks the references of these records.
+    /// Checks the references of these records. Only what is damaged or absent is a finding: a store that is out of reach, or that
+    /// permits no access, ends the check.
     pub(crate) async fn resolve(&mut self, group: Vec<Delivery>) -> Resolved {
         let mut by_object: HashMap<Object, Vec<Blob>> = HashMap::new();
         for delivery in group {
@@ -55,8 +83,11 @@ impl Objects {
                 by_object.entry(object).or_default().push(blob);
             }
         }
-        self.ask(by_object.keys()).await;
         let mut resolved = Resolved::default();
+        if let Err(error) = self.ask(by_object.keys()).await {
+            resolved.stopped = Some(error);
+            return resolved;
+        }
         let mut reads = Vec::new();
         for (object, blobs) in by_object {
             let answer = self.sizes.get(&object).cloned().unwrap_or(Ok(None));
@@ -68,44 +99,119 @@ impl Objects {
                 }
             }
             if self.deep
-                && let Ok(store) = self.client.store(&object.0)
+                && let (Ok(store), Ok(Some(size))) = (self.client.store(&object.0), answer)
             {
-                reads.extend(spans(good).into_iter().map(|span| read(Arc::clone(&store), object.1.clone(), span)));
+                let inspect = self.inspected.insert(object.clone());
+                let spans = spans(good).into_iter().enumerate();
+                reads.extend(spans.map(|(at, span)| {
+                    let stored =
+                        Stored { client: self.client.clone(), store: Arc::clone(&store), key: object.1.clone(), size };
+                    read(stored, span, inspect && at == 0)
+                }));
             }
         }
-        let mut outcomes = stream::iter(reads.into_iter().map(tokio::spawn)).buffer_unordered(READS);
-        while let Some(outcome) = outcomes.next().await {
+        // Dropping the set ends the reads that are left.
+        let mut running = JoinSet::new();
+        let mut reads = reads.into_iter();
+        loop {
+            while running.len() < READS
+                && let Some(read) = reads.next()
+            {
+                running.spawn(read);
+            }
             // A read that was cancelled means that the program is shutting down.
-            let Ok((bytes, findings)) = outcome else { break };
-            resolved.bytes += bytes;
-            resolved.findings.extend(findings);
+            let Some(Ok(outcome)) = running.join_next().await else { break };
+            resolved.take(outcome);
+            if resolved.stopped.is_some() {
+                break;
+            }
         }
         resolved.findings.sort_by_key(|finding| (finding.partition, finding.offset));
         resolved
     }
 
     /// Asks for the sizes that are not known yet.
-    async fn ask(&mut self, objects: impl Iterator<Item = &Object>) {
+    async fn ask(&mut self, objects: impl Iterator<Item = &Object>) -> Result<(), FetchError> {
         if self.sizes.len() > REMEMBERED {
             self.sizes.clear();
+            self.inspected.clear();
         }
         let unknown: Vec<_> = objects.filter(|object| !self.sizes.contains_key(*object)).cloned().collect();
         let client = &self.client;
         let answers = stream::iter(unknown).map(|object| async move {
-            let answer = size_of(client, &object).await;
-            (object, answer)
+            let answer = size_of(client, &object).await?;
+            Ok::<_, FetchError>((object, answer))
         });
-        let answers: Vec<_> = answers.buffer_unordered(REQUESTS).collect().await;
+        let answers: Vec<_> = answers.buffer_unordered(REQUESTS).try_collect().await?;
         self.sizes.extend(answers);
+        Ok(())
     }
 }
 
-async fn size_of(client: &Client, (store, key): &Object) -> Answer {
-    let store = client.store(store).map_err(|error| (kind_of(&error), error.to_string()))?;
-    match store.head(key).await {
-        Ok(meta) => Ok(meta.map(|meta| meta.size)),
-        Err(error) if error.kind == StoreErrorKind::Corrupt => Err(("damaged", error.to_string())),
-        Err(error) => Err(("store", error.to_string())),
+async fn size_of(client: &Client, object: &Object) -> Result<Answer, FetchError> {
+    let store = match client.store(&object.0) {
+        Ok(store) => store,
+        Err(error) if is_about_the_record(&error) => return Ok(Err((kind_of(&error), error.to_string()))),
+        Err(error) => return Err(error),
+    };
+    match patiently(client, || store.head(&object.1)).await {
+        Ok(meta) => Ok(Ok(meta.map(|meta| meta.size))),
+        Err(error) => {
+            let error = unreadable(&*store, object, error);
+            if is_about_the_record(&error) { Ok(Err((kind_of(&error), error.to_string()))) } else { Err(error) }
+        }
+    }
+}
+
+fn unreadable(store: &dyn BlobStore, (name, key): &Object, error: StoreError) -> FetchError {
+    let object = FetchedObject { store: name.clone(), key: key.clone(), uri: Some(store.uri(key)), place: None };
+    FetchError::Store(Box::new(UnreadableObject { object, error }))
+}
+
+/// Asks a store again for as long as the client's timeout; an answer that takes longer is none.
+async fn patiently<T, F: Future<Output = Result<T, StoreError>>>(
+    client: &Client,
+    mut request: impl FnMut() -> F,
+) -> Result<T, StoreError> {
+    let (runtime, limit) = (client.runtime(), client.timeout());
+    let started = runtime.now();
+    let mut delay = RETRY_FROM;
+    let mut last = None;
+    loop {
+        let left = limit.saturating_sub(runtime.now().saturating_sub(started));
+        let error = tokio::select! {
+            answer = request() => match answer {
+                Err(error) if error.is_retryable() && error.kind != StoreErrorKind::Corrupt => error,
+                other => return other,
+            },
+            () = runtime.sleep(left) => last.unwrap_or_else(|| StoreError {
+                kind: StoreErrorKind::Unavailable,
+                operation: "request",
+                store: String::new(),
+                key: None,
+                message: "no answer in time".into(),
+            }),
+        };
+        if runtime.now().saturating_sub(started) + delay > limit {
+            return Err(error);
+        }
+        last = Some(error);
+        runtime.sleep(delay).await;
+        delay = (delay * 2).min(RETRY_TO);
+    }
+}
+
+/// Whether an error says something of the one record; otherwise it is the store, or the access to it, and the next record would
+/// fare no better.
+fn is_about_the_record(error: &FetchError) -> bool {
+    match error {
+        FetchError::Missing(_) | FetchError::Damaged(_) | FetchError::Overwritten(_) | FetchError::TooLarge(_) => true,
+        FetchError::Open(error) => matches!(error, OpenStoreError::Unknown { .. }),
+        FetchError::Store(store) => matches!(
+            store.error.kind,
+            StoreErrorKind::NotFound | StoreErrorKind::Changed | StoreErrorKind::Corrupt | StoreErrorKind::Invalid
+        ),
+        FetchError::Sink(_) => false,
     }
 }
 
@@ -121,7 +227,7 @@ struct Blob {
 
 impl Blob {
     fn of(client: &Client, delivery: Delivery) -> Option<Self> {
-        let payload = delivery.payload(client)?;
+        let payload = delivery.payload(client)?.patience(client.timeout());
         let reference = payload.reference();
         let object = match client.store(&reference.store) {
             Ok(store) => store.uri(&reference.key),
@@ -165,14 +271,19 @@ impl Blob {
         }
     }
     /// Fetches and hashes the payload by itself.
-    async fn fetch(&self) -> Result<u64, Finding> {
-        let outcome = self.payload.copy_to(&mut tokio::io::sink()).await;
-        outcome.map_err(|error| self.finding(kind_of(&error), error.to_string()))
+    async fn fetch(&self) -> Result<u64, FetchError> {
+        self.payload.copy_to(&mut tokio::io::sink()).await
+    }
+    /// Lies in a pack of ours; ranges of attached objects have no checksum of the payload.
+    fn is_in_pack(&self) -> bool {
+        let reference = self.reference();
+        reference.offset.is_some() && reference.etag.is_none() && reference.version.is_none()
     }
 }
 
 fn kind_of(error: &FetchError) -> &'static str {
     match error {
+        FetchError::Store(store) if store.error.kind == StoreErrorKind::Corrupt => "damaged",
         FetchError::Open(OpenStoreError::Unknown { .. }) | FetchError::Open(_) | FetchError::Store(_) => "store",
         FetchError::Missing(_) => "missing",
         FetchError::Overwritten(_) => "overwritten",
@@ -202,11 +313,37 @@ fn spans(mut blobs: Vec<Blob>) -> Vec<Vec<Blob>> {
     spans
 }
 
-/// Reads a run of blobs and hashes each. Whatever fails is read again by itself, which says exactly what is wrong.
-async fn read(store: Arc<dyn BlobStore>, key: Key, span: Vec<Blob>) -> (u64, Vec<Finding>) {
-    let together = if span.len() > 1 { read_together(&*store, &key, &span).await } else { None };
-    let (mut bytes, mut findings) = (0, Vec::new());
-    for blob in span {
+/// An object that is there.
+struct Stored {
+    client: Client,
+    store: Arc<dyn BlobStore>,
+    key: Key,
+    size: u64,
+}
+
+impl Stored {
+    async fn get(&self, range: ByteRange) -> Result<Bytes, StoreError> {
+        let found = self.store.get(&self.key, &GetOptions { range: Some(range), ..GetOptions::default() }).await?;
+        let pieces: Vec<Bytes> = found.body.try_collect().await?;
+        Ok(pieces.concat().into())
+    }
+}
+
+/// Reads a run of blobs and hashes each. Whatever fails is read again by itself, which says exactly what is wrong. With `inspect`
+/// also what helps readers of the object: its sidecar, or a pack's footer.
+async fn read(stored: Stored, span: Vec<Blob>, inspect: bool) -> Outcome {
+    let mut outcome: Outcome = (0, Vec::new(), None);
+    let together = if span.len() > 1 { read_together(&stored, &span).await } else { None };
+    for (at, blob) in span.iter().enumerate() {
+        if inspect && at == 0 {
+            match inspected(&stored, blob).await {
+                Ok(finding) => outcome.1.extend(finding),
+                Err(error) => {
+                    outcome.2 = Some(error);
+                    return outcome;
+                }
+            }
+        }
         let from_run = together.as_ref().and_then(|(start, run)| {
             let range = blob.reference().range();
             let from = (range.offset - start) as usize;
@@ -215,21 +352,85 @@ async fn read(store: Arc<dyn BlobStore>, key: Key, span: Vec<Blob>) -> (u64, Vec
             blob.payload.verify_stored(stored).ok()
         });
         match from_run {
-            Some(content) => bytes += content.len() as u64,
+            Some(content) => outcome.0 += content.len() as u64,
             None => match blob.fetch().await {
-                Ok(length) => bytes += length,
-                Err(finding) => findings.push(finding),
+                Ok(length) => outcome.0 += length,
+                Err(error) if is_about_the_record(&error) => {
+                    outcome.1.push(blob.finding(kind_of(&error), error.to_string()));
+                }
+                Err(error) => {
+                    outcome.2 = Some(error);
+                    return outcome;
+                }
             },
         }
     }
-    (bytes, findings)
+    outcome
 }
 
-async fn read_together(store: &dyn BlobStore, key: &Key, span: &[Blob]) -> Option<(u64, Bytes)> {
+async fn read_together(stored: &Stored, span: &[Blob]) -> Option<(u64, Bytes)> {
     let offset = span.first()?.reference().range().offset;
     let end = span.iter().filter_map(|blob| blob.reference().range().end()).max()?;
-    let range = Some(ByteRange { offset, length: end - offset });
-    let found = store.get(key, &GetOptions { range, ..GetOptions::default() }).await.ok()?;
-    let pieces: Vec<Bytes> = found.body.try_collect().await.ok()?;
-    Some((offset, pieces.concat().into()))
+    let run = patiently(&stored.client, || stored.get(ByteRange { offset, length: end - offset })).await.ok()?;
+    Some((offset, run))
+}
+
+/// Looks at what helps readers of an object, of which `blob` is an example.
+async fn inspected(stored: &Stored, blob: &Blob) -> Result<Option<Finding>, FetchError> {
+    if blob.is_in_pack() {
+        return Ok(match footer(stored, blob).await? {
+            Ok(()) => None,
+            Err(why) => Some(blob.finding(
+                "footer",
+                format!(
+                    "the footer of this pack is damaged: {why}; its records resolve, but the pack no longer explains \
+                     itself without them; restore it from a copy"
+                ),
+            )),
+        });
+    }
+    Ok(match blob.payload.sidecar().await? {
+        Sidecar::NotNeeded | Sidecar::Intact => None,
+        Sidecar::Unusable { key, why } => Some(Finding {
+            object: stored.store.uri(&key),
+            ..blob.finding(
+                "sidecar",
+                format!(
+                    "the block checksums of the object {} cannot be used: {why}; ranges of it are read whole until they \
+                     are rebuilt",
+                    blob.object
+                ),
+            )
+        }),
+    })
+}
+
+/// Reads a pack's footer; says what is wrong with it.
+async fn footer(stored: &Stored, blob: &Blob) -> Result<Result<(), String>, FetchError> {
+    let failed = |error| unreadable(&*stored.store, &(blob.reference().store.clone(), stored.key.clone()), error);
+    let trailer = TRAILER_BYTES as u64;
+    let Some(offset) = stored.size.checked_sub(trailer) else {
+        return Ok(Err(format!("the object has {} bytes, too few for a trailer", stored.size)));
+    };
+    let end = patiently(&stored.client, || stored.get(ByteRange { offset, length: trailer })).await.map_err(failed)?;
+    let length = match PackFooter::encoded_len(&end) {
+        Ok(length) if length <= stored.size => length,
+        Ok(length) => return Ok(Err(format!("its trailer says {length} bytes, the object has {}", stored.size))),
+        Err(error) => return Ok(Err(error.to_string())),
+    };
+    let range = ByteRange { offset: stored.size - length, length };
+    let bytes = patiently(&stored.client, || stored.get(range)).await.map_err(failed)?;
+    let listed = match PackFooter::decode(&bytes, stored.size) {
+        Ok(footer) => footer.entries,
+        Err(error) => return Ok(Err(error.to_string())),
+    };
+    let reference = blob.reference();
+    let same = |entry: &&PackEntry| {
+        (Some(entry.offset), entry.size, Some(entry.content_hash))
+            == (reference.offset, reference.size, reference.content_hash)
+    };
+    Ok(match listed.iter().find(same) {
+        Some(_) => Ok(()),
+        None => Err(format!("it does not list the blob at offset {}", reference.range().offset)),
+    })
 }

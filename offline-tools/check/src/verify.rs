@@ -3,12 +3,16 @@
 //! All records are read as any consumer reads them, up to what was committed at the start. Their offsets must be dense. Their references are
 //! checked in large groups: each object is asked for once, and in a deep check the blobs of a pack that lie close together are read
 //! together. Memory is bounded by the group, not by the topic.
+//!
+//! Findings are what is damaged or absent. A broker or store that cannot be reached, or permits no access, says nothing of the records:
+//! it ends the verification, which then tells how far it came.
 
 use crate::objects::{self, Objects};
-use refstream::{Client, ConsumeError, Consumer, ConsumerOptions, Delivery, From};
+use refstream::{Client, ConsumeError, Consumer, ConsumerOptions, Delivery, ErrorClass, FetchError, From};
 use refstream_types::{ContentHash, Offset, PartitionId, TopicName, Value};
 use serde::Serialize;
 use std::collections::BTreeMap;
+use thiserror::Error;
 
 /// References that are checked together.
 const GROUP: usize = 16_384;
@@ -18,7 +22,8 @@ pub(crate) const LISTED: usize = 10_000;
 /// One thing that is not as it should be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// `gap`, `unreadable`, `missing`, `size`, `damaged`, `overwritten`, `store`.
+    /// `gap`, `unreadable`, `missing`, `size`, `damaged`, `overwritten`, `store`; of what helps readers of an object, named with one of its
+    /// records: `sidecar`, `footer`.
     pub kind: &'static str,
     /// The topic.
     pub topic: String,
@@ -56,18 +61,56 @@ impl Verification {
     }
 }
 
-/// Checks each record of a topic: offsets dense, its object there and large enough; with `deep` each payload fetched and hashed.
+/// Why a verification could not go on.
+#[derive(Clone, Debug, Error)]
+pub enum Stopped {
+    /// Records could not be read.
+    #[error(transparent)]
+    Records(#[from] ConsumeError),
+    /// Payloads could not be looked at.
+    #[error(transparent)]
+    Payloads(#[from] FetchError),
+}
+
+impl Stopped {
+    /// The kind of trouble.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::Records(error) => error.class(),
+            Self::Payloads(error) => error.class(),
+        }
+    }
+}
+
+/// A verification that broke off.
+#[derive(Clone, Debug, Error)]
+#[error(
+    "the verification could not be finished; {} records were checked, {} findings so far: {why}",
+    seen.records, seen.wrong
+)]
+pub struct Unfinished {
+    /// What was seen of it: only records whose references were checked are counted.
+    pub seen: Verification,
+    /// Why it broke off.
+    pub why: Stopped,
+}
+
+/// Checks each record of a topic: offsets dense, its object there and large enough; with `deep` each payload fetched and hashed, and
+/// the sidecar of each large object and the footer of each pack read.
 ///
 /// # Errors
-/// When the topic cannot be read at all.
+/// When the topic cannot be read, or a broker or store is out of reach for as long as the client's timeout.
 pub async fn verify(
     client: &Client,
     topic: &TopicName,
     deep: bool,
     mut on_progress: impl FnMut(&Verification) + Send,
-) -> Result<Verification, ConsumeError> {
+) -> Result<Verification, Box<Unfinished>> {
     let options = ConsumerOptions { from: From::Earliest, follow: false };
-    let mut consumer = client.consumer(topic, options).await?;
+    let mut consumer = match client.consumer(topic, options).await {
+        Ok(consumer) => consumer,
+        Err(error) => return Err(Box::new(Unfinished { seen: Verification::default(), why: error.into() })),
+    };
     let mut check = Check {
         topic: topic.clone(),
         seen: Verification::default(),
@@ -75,16 +118,14 @@ pub async fn verify(
         objects: Objects::new(client.clone(), deep),
         group: Vec::new(),
     };
-    while let Some(delivery) = check.next(&mut consumer).await? {
-        check.take(delivery);
-        if check.group.len() >= GROUP {
-            check.resolve().await;
-            on_progress(&check.seen);
+    match check.run(&mut consumer, &mut on_progress).await {
+        Ok(()) => Ok(check.seen),
+        Err(why) => {
+            // What waits in the group was read, not checked.
+            check.seen.records -= check.group.len() as u64;
+            Err(Box::new(Unfinished { seen: check.seen, why }))
         }
     }
-    check.resolve().await;
-    on_progress(&check.seen);
-    Ok(check.seen)
 }
 
 struct Check {
@@ -98,6 +139,23 @@ struct Check {
 }
 
 impl Check {
+    async fn run(
+        &mut self,
+        consumer: &mut Consumer,
+        on_progress: &mut (impl FnMut(&Verification) + Send),
+    ) -> Result<(), Stopped> {
+        while let Some(delivery) = self.next(consumer).await? {
+            self.take(delivery);
+            if self.group.len() >= GROUP {
+                self.resolve().await?;
+                on_progress(&self.seen);
+            }
+        }
+        self.resolve().await?;
+        on_progress(&self.seen);
+        Ok(())
+    }
+
     /// The next record; what cannot be read is a finding where the consumer goes on behind it.
     async fn next(&mut self, consumer: &mut Consumer) -> Result<Option<Delivery>, ConsumeError> {
         loop {
@@ -108,7 +166,9 @@ impl Check {
             let (kind, partition, offset, behind) = match &error {
                 ConsumeError::Damaged(damaged) => ("unreadable", damaged.partition, damaged.offset, damaged.until),
                 ConsumeError::Lost(lost) => ("gap", lost.partition, lost.from, Some(lost.to)),
-                ConsumeError::Files(files) => ("unreadable", files.partition, files.offset, None),
+                ConsumeError::Files(files) if error.class() == ErrorClass::VerificationFailed => {
+                    ("unreadable", files.partition, files.offset, None)
+                }
                 _ => return Err(error),
             };
             self.find(kind, partition, offset, error.to_string());
@@ -157,13 +217,17 @@ impl Check {
         }
     }
 
-    async fn resolve(&mut self) {
-        let group = std::mem::take(&mut self.group);
-        self.seen.references += group.len() as u64;
-        let objects::Resolved { bytes, findings } = self.objects.resolve(group).await;
+    async fn resolve(&mut self) -> Result<(), Stopped> {
+        let objects::Resolved { bytes, findings, stopped } = self.objects.resolve(self.group.clone()).await;
         self.seen.bytes += bytes;
         for finding in findings {
             self.seen.add(finding);
         }
+        if let Some(error) = stopped {
+            return Err(error.into());
+        }
+        self.seen.references += self.group.len() as u64;
+        self.group.clear();
+        Ok(())
     }
 }

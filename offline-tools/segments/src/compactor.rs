@@ -24,6 +24,9 @@
 //! (`orphans`): a version lists it as replaced, upon which a compactor that was stopped before its commit loses it and writes
 //! its files again.
 //!
+//! A manifest that lost a version (a store that was restored to an older state) lacks closed segments that were reported. Nothing is
+//! published across such a hole: [`CompactError::Hole`].
+//!
 //! Two compactors: a version is created by one of them. The loser reads the manifest again and decides again: segments that are
 //! in it by now are done (its own files for them, which no version can name any more, are deleted); a plan of the other is
 //! completed by both, to the same bytes. Nothing is cleaned up after a commit of unknown outcome.
@@ -268,6 +271,7 @@ impl Compactor {
             } else {
                 let clock = Clock { now: self.runtime.wall(), everything };
                 let Some(due) = publish::due(topic, &current, clock) else { return Ok(()) };
+                self.refuse_hole(topic, &current, &due).await?;
                 next.plan = self.plan(topic, &due);
             }
             if self.commit(topic, &mut next).await? {

@@ -58,7 +58,7 @@ pub(crate) fn first_group<'a>(missing: &[&'a SealedSegment]) -> Vec<&'a SealedSe
     group
 }
 
-fn whole(segment: &SealedSegment) -> SegmentSpan {
+pub(crate) fn whole(segment: &SealedSegment) -> SegmentSpan {
     SegmentSpan {
         number: segment.opened.id.number,
         range: segment.opened.range,

@@ -2,7 +2,9 @@
 
 use refstream_format::batch::RecordView;
 use refstream_journal::ReadError;
-use refstream_types::{Offset, PartitionId, ProducerStamp, Record, SegmentId, SegmentNumber, Timestamp};
+use refstream_types::{
+    Offset, PartitionId, ProducerStamp, Record, SegmentId, SegmentNumber, Timestamp, TopicName, Version,
+};
 use thiserror::Error;
 
 /// A record with its place, as a file holds it.
@@ -76,6 +78,24 @@ pub enum CompactError {
         /// How.
         why: String,
     },
+    /// Records between those that are to be published are in no file and no segment that waits for one.
+    #[error(
+        "topic {topic} partition {partition}: the records {from}..{to} are in a closed segment, but no file of the manifest \
+         (version {version}) holds them; nothing is published across this hole; a newer version of the manifest was lost, restore \
+         it from a copy"
+    )]
+    Hole {
+        /// The topic.
+        topic: TopicName,
+        /// The partition.
+        partition: PartitionId,
+        /// The first offset that no file holds.
+        from: Offset,
+        /// The offset after the last one.
+        to: Offset,
+        /// The manifest's version.
+        version: Version,
+    },
     /// Another compactor keeps winning.
     #[error("another compactor is at work on topic {0}")]
     Contended(String),
@@ -89,7 +109,7 @@ impl CompactError {
             Self::Store(error) | Self::Read(ReadError::Store(error)) => {
                 error.is_not_found() || error.kind == refstream_filer_adapter::StoreErrorKind::Corrupt
             }
-            Self::Read(_) | Self::File { .. } | Self::Segment { .. } => true,
+            Self::Read(_) | Self::File { .. } | Self::Segment { .. } | Self::Hole { .. } => true,
             Self::Write { .. } | Self::Contended(_) => false,
         }
     }
@@ -98,7 +118,7 @@ impl CompactError {
         match self {
             Self::Store(error) | Self::Read(ReadError::Store(error)) => error.is_retryable() || error.is_not_found(),
             Self::Read(ReadError::Gone(_)) | Self::Contended(_) => true,
-            Self::Read(_) | Self::File { .. } | Self::Write { .. } | Self::Segment { .. } => false,
+            Self::Read(_) | Self::File { .. } | Self::Write { .. } | Self::Segment { .. } | Self::Hole { .. } => false,
         }
     }
 }

@@ -4,7 +4,7 @@ use crate::{
     CompactError, Compactor,
     digest::RowsDigest,
     file::{self, OpenFile},
-    fresh::{DAY_MICROS, ends},
+    fresh::{self, DAY_MICROS, ends},
     output::{Columns, Output, Step, Totals},
     reader, spans,
     writer::{BATCH_ROWS, Description, ROW_GROUP_BYTES, metadata, raw_bytes},
@@ -127,6 +127,36 @@ fn is_run(batch: &RecordBatch, partition: u32, start: Offset) -> bool {
 }
 
 impl Compactor {
+    /// Refuses to publish `files` as one across a hole: records between theirs that no file of the manifest holds and no sealed
+    /// segment that waits to be compacted. A file's name says that it reaches from its first segment to its last.
+    pub(crate) async fn refuse_hole(
+        &self,
+        topic: &TopicState,
+        manifest: &Manifest,
+        files: &[DataFile],
+    ) -> Result<(), CompactError> {
+        let spans: Vec<SegmentSpan> = files.iter().flat_map(|file| file.segments.iter().cloned()).collect();
+        let gaps = spans::between(&spans);
+        if gaps.is_empty() {
+            return Ok(());
+        }
+        let mut held: Vec<SegmentSpan> = topic.sealed.values().map(fresh::whole).collect();
+        let mut listed = self.metadata.manifest_files(manifest);
+        while let Some(file) = listed.try_next().await? {
+            held.extend(file.segments);
+        }
+        match gaps.into_iter().find_map(|gap| spans::uncovered(gap, &held)) {
+            None => Ok(()),
+            Some(hole) => Err(CompactError::Hole {
+                topic: topic.name.clone(),
+                partition: hole.partition,
+                from: hole.start,
+                to: hole.end,
+                version: manifest.version,
+            }),
+        }
+    }
+
     /// The plan for a file that replaces `files`.
     pub(crate) fn plan(&self, topic: &TopicState, files: &[DataFile]) -> Option<PublishPlan> {
         let spans: Vec<SegmentSpan> = files.iter().flat_map(|file| file.segments.iter().cloned()).collect();

@@ -19,7 +19,7 @@ use parquet::arrow::{
 };
 use refstream_filer_adapter::BlobStore;
 use refstream_format::manifest::DataFile;
-use refstream_types::{Offset, PartitionId, StoreName};
+use refstream_types::{Key, Offset, PartitionId, StoreName};
 use std::{collections::BTreeMap, sync::Arc};
 
 /// Rows decoded at a time at most.
@@ -36,6 +36,11 @@ impl ClosedReader {
     /// A reader of files in `files`; `stores` are those that references may name.
     pub fn new(files: Arc<dyn BlobStore>, stores: BTreeMap<StoreName, Arc<dyn BlobStore>>) -> Self {
         Self { files, stores: Stores::new(stores) }
+    }
+
+    /// The absolute address of a file.
+    pub fn uri(&self, file: &Key) -> String {
+        self.files.uri(file)
     }
 
     /// The rows of one file in order: all, or those of one partition from an offset on, for which only the pages concerned are

@@ -35,6 +35,32 @@ pub(crate) fn runs(spans: &[SegmentSpan]) -> Vec<Run> {
     runs
 }
 
+/// What lies between the runs of each partition in `spans`.
+pub(crate) fn between(spans: &[SegmentSpan]) -> Vec<Run> {
+    let runs = runs(spans);
+    let gap = |two: &[Run]| {
+        let (before, after) = (two[0], two[1]);
+        (before.partition == after.partition && before.end < after.start).then_some(Run {
+            partition: before.partition,
+            start: before.end,
+            end: after.start,
+        })
+    };
+    runs.windows(2).filter_map(gap).collect()
+}
+
+/// The first part of `gap` that none of `held` covers.
+pub(crate) fn uncovered(gap: Run, held: &[SegmentSpan]) -> Option<Run> {
+    let mut start = gap.start;
+    for run in runs(held).into_iter().filter(|run| run.partition == gap.partition) {
+        if run.start > start {
+            return (start < gap.end).then_some(Run { start, end: run.start.min(gap.end), ..gap });
+        }
+        start = start.max(run.end);
+    }
+    (start < gap.end).then_some(Run { start, ..gap })
+}
+
 /// The rows (first, number) of a file that hold `partition` from `offset` on.
 pub(crate) fn rows_from(spans: &[SegmentSpan], partition: PartitionId, offset: Offset) -> (u64, u64) {
     let (mut before, mut within) = (0, 0);

@@ -107,8 +107,13 @@ impl Client {
     pub(crate) fn deployment(&self) -> &Arc<Deployment> {
         &self.inner.deployment
     }
-    pub(crate) fn runtime(&self) -> &Arc<dyn Runtime> {
+    /// Its time and randomness.
+    pub fn runtime(&self) -> &Arc<dyn Runtime> {
         &self.inner.runtime
+    }
+    /// How long it keeps trying to reach a broker.
+    pub fn timeout(&self) -> Duration {
+        self.brokers().timeout()
     }
     /// Creates a topic.
     ///

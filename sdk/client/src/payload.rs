@@ -19,14 +19,16 @@ use refstream_format::{
     blocks::{BLOCK_BYTES, Blocks},
     frames::{FRAME_BYTES, SeekTable, decompress},
 };
-use refstream_types::{ByteRange, ContentEncoding, ContentHash, Reference};
-use std::sync::Arc;
+use refstream_types::{ByteRange, ContentEncoding, ContentHash, Key, Layout, Reference};
+use std::{sync::Arc, time::Duration};
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 
 /// The longest payload that [`Payload::bytes`] holds in memory.
 const MAX_IN_MEMORY: u64 = 4 << 30;
 /// How often an object is fetched before its bytes are called damaged.
 const FETCHES: u32 = 2;
+/// How long a store that does not answer is asked again, when nothing is said.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A payload to be fetched. Nothing unverified is ever handed out.
 #[derive(Clone, Debug)]
@@ -35,6 +37,23 @@ pub struct Payload {
     store: Result<Arc<dyn BlobStore>, OpenStoreError>,
     runtime: Arc<dyn Runtime>,
     object: FetchedObject,
+    patience: Duration,
+}
+
+/// What became of a payload's sidecar, which holds the checksum of each stored MiB.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Sidecar {
+    /// The payload has none: it is small, lies in a pack, or was attached in place.
+    NotNeeded,
+    /// It is there and fits the payload's size.
+    Intact,
+    /// It is gone or damaged, and how. Ranges of the payload are read whole, to verify them, until it is rebuilt.
+    Unusable {
+        /// The sidecar.
+        key: Key,
+        /// What is wrong.
+        why: String,
+    },
 }
 
 /// The pieces as one; without a copy where there is only one.
@@ -57,7 +76,7 @@ impl Payload {
             uri: store.as_ref().ok().map(|store| store.uri(&reference.key)),
             place: None,
         };
-        Self { reference, store, runtime, object }
+        Self { reference, store, runtime, object, patience: PATIENCE }
     }
 
     /// Lets errors name the record that refers to this payload.
@@ -65,6 +84,34 @@ impl Payload {
     pub fn of(mut self, delivery: &Delivery) -> Self {
         self.object.place = Some((delivery.topic.clone(), delivery.partition, delivery.offset));
         self
+    }
+
+    /// How long a store that does not answer is asked again before fetching fails; a minute when not set.
+    #[must_use]
+    pub fn patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    /// Reads the sidecar and says whether it can be used.
+    ///
+    /// # Errors
+    /// When the store is out of reach.
+    pub async fn sidecar(&self) -> Result<Sidecar, FetchError> {
+        if !self.has_sidecar() {
+            return Ok(Sidecar::NotNeeded);
+        }
+        let why = match self.opened()?.sidecar().await? {
+            None => "it does not exist".to_owned(),
+            Some(bytes) => match Blocks::decode(&bytes) {
+                Err(error) => error.to_string(),
+                Ok(blocks) if blocks.size == self.reference.size => return Ok(Sidecar::Intact),
+                Ok(blocks) => {
+                    format!("it is of an object of {} bytes, the payload has {}", blocks.size, self.reference.size)
+                }
+            },
+        };
+        Ok(Sidecar::Unusable { key: Layout::blocks(&self.reference.key), why })
     }
 
     /// What is fetched.
@@ -79,6 +126,7 @@ impl Payload {
                 runtime: &*self.runtime,
                 reference: &self.reference,
                 object: &self.object,
+                patience: self.patience,
             }),
             Err(error) => Err(error.clone().into()),
         }

@@ -122,3 +122,81 @@ fn a_lost_or_damaged_journal_is_what_compaction_says() {
         up.run(&["compact", "t"]).fails(5, &["topic t"]);
     }
 }
+
+/// Parquet files below the data folder whose path has `part`.
+fn parquet(up: &Up, part: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    objects(&up.data(), &mut found);
+    found.retain(|path| path.extension().is_some_and(|e| e == "parquet") && path.to_str().unwrap().contains(part));
+    found.sort();
+    found
+}
+
+fn number(record: &serde_json::Value, field: &str) -> u64 {
+    record[field].as_u64().unwrap()
+}
+
+#[test]
+fn a_lost_file_of_records_does_not_block_its_partitions() {
+    for (kind, publish) in [("data", true), ("_fresh", false)] {
+        let up = Up::start();
+        up.run(&["topic", "create", "t", "--partitions", "2"]).ok();
+        let compact: &[&str] = if publish { &["compact", "t"] } else { &["compact", "t", "--no-publish"] };
+        let (mut known, mut lost) = (0, None);
+        for round in 0..3_u64 {
+            let files = Files::generate(30, 300, 20 + round);
+            up.run(&["backfill", "t", files.path().to_str().unwrap()]).ok();
+            up.run(&["seal", "t"]).ok();
+            up.run(compact).ok();
+            let now = parquet(&up, kind);
+            if round == 1 {
+                lost = now.last().cloned();
+            }
+            known = now.len();
+        }
+        assert!(known >= 3, "each round made a file");
+        let live = Files::generate(10, 300, 30);
+        up.run(&["backfill", "t", live.path().to_str().unwrap()]).ok();
+        let before = up.records("t");
+        assert_eq!(before.len(), 100);
+        let lost = lost.unwrap();
+        std::fs::remove_file(&lost).unwrap();
+
+        let name = lost.file_name().unwrap().to_str().unwrap();
+        let said =
+            up.run(&["tail", "t", "--from", "earliest", "--no-follow"]).fails(5, &["topic t", "partition", name]);
+        let mut after = refstream_integration_tests::lines(&said.stdout);
+        after.sort_by_key(|record| (number(record, "partition"), number(record, "offset")));
+        assert_eq!(after.len(), 70, "all but the records of the lost file: {}", said.stderr);
+        assert!(after.iter().all(|record| before.contains(record)));
+        let gone = before.iter().find(|record| !after.contains(record)).unwrap();
+        let (partition, offset) = (gone["partition"].to_string(), gone["offset"].to_string());
+        up.run(&["get", "t", &partition, &offset]).fails(5, &["topic t", name]);
+        let said = up.run(&["--output", "jsonl", "verify", "t"]).fails(5, &[]);
+        let mut findings = refstream_integration_tests::lines(&said.stdout);
+        findings.retain(|line| line["event"] != "summary");
+        assert!(!findings.is_empty() && findings.iter().all(|f| f["kind"] == "unreadable"), "{findings:?}");
+        assert!(findings[0]["detail"].as_str().unwrap().contains(name));
+    }
+}
+
+#[test]
+fn nothing_is_published_across_a_lost_version_of_the_manifest() {
+    let up = Up::start();
+    up.run(&["topic", "create", "t", "--partitions", "2"]).ok();
+    for round in 0..4_u64 {
+        let files = Files::generate(20, 300, 40 + round);
+        up.run(&["backfill", "t", files.path().to_str().unwrap()]).ok();
+        up.run(&["seal", "t"]).ok();
+        up.run(&["compact", "t", "--no-publish"]).ok();
+        if round == 2 {
+            let mut manifests = Vec::new();
+            objects(&up.data(), &mut manifests);
+            manifests.retain(|path| path.to_str().unwrap().contains("/manifest/"));
+            manifests.sort();
+            std::fs::remove_file(manifests.last().unwrap()).unwrap();
+        }
+    }
+    up.run(&["compact", "t"]).fails(5, &["topic t", "partition", "manifest", "hole"]);
+    assert!(parquet(&up, "/data/ingest_date").is_empty(), "no file claims a span that it does not hold");
+}

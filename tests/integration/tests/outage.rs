@@ -56,3 +56,50 @@ fn an_outage_of_the_store_delays_and_loses_nothing() {
     files.check(&up.records("t"));
     up.run(&["verify", "t", "--deep"]).ok();
 }
+
+#[test]
+fn a_verification_that_cannot_be_finished_says_so_and_accuses_no_record() {
+    let store = Up::start();
+    let proxy = Proxy::before(&store.addresses[2]);
+    let keys = std::fs::read_to_string(store.data().join("credentials.toml")).unwrap();
+    let keys: toml::Table = keys.parse().unwrap();
+    let key = |name: &str| keys[name].as_str().unwrap().to_owned();
+    let environment = vec![("AWS_ACCESS_KEY_ID", key("access_key")), ("AWS_SECRET_ACCESS_KEY", key("secret_key"))];
+    let uri = format!("s3://refstream/second?endpoint={}", proxy.url());
+    let mut up = Up::start_on(&uri, environment);
+    let files = Files::generate(400, 3_000, 12);
+    up.run(&["topic", "create", "t"]).ok();
+    up.run(&["backfill", "t", files.path().to_str().unwrap(), "--pack-below", "0"]).ok();
+
+    // Keys that the store does not know.
+    let mut command = up.command(&["--timeout", "2s", "--output", "jsonl", "verify", "t", "--deep"]);
+    command.env("REFSTREAM_ACCESS_KEY", "bad").env("REFSTREAM_SECRET_KEY", "bad");
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(3), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(no_findings(&output.stdout), "{}", String::from_utf8_lossy(&output.stdout));
+
+    // The store is gone, before and while it is asked.
+    for deep in [&["verify", "t"][..], &["verify", "t", "--deep"]] {
+        let arguments = [&["--timeout", "1s", "--output", "jsonl"], deep].concat();
+        proxy.go_out();
+        let said = up.run(&arguments).fails(4, &[]);
+        assert!(no_findings(&said.stdout), "{}", String::from_utf8_lossy(&said.stdout));
+        proxy.come_back();
+        let verification = up.spawn(&arguments);
+        proxy.go_out();
+        let said = verification.wait();
+        assert!(said.code == Some(4), "{}", said.stderr);
+        assert!(no_findings(&said.stdout), "{}", String::from_utf8_lossy(&said.stdout));
+        proxy.come_back();
+    }
+    up.run(&["verify", "t", "--deep"]).ok();
+
+    // The broker is gone.
+    up.kill();
+    let said = up.run(&["--timeout", "1s", "verify", "t", "--deep"]);
+    assert_eq!(said.code, Some(4), "{}", said.stderr);
+}
+
+fn no_findings(jsonl: &[u8]) -> bool {
+    refstream_integration_tests::lines(jsonl).iter().all(|line| line["event"] == "summary")
+}

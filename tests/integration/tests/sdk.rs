@@ -372,3 +372,109 @@ async fn a_backfilled_folder_verifies_and_damage_is_found() {
     let seen = refstream_check::verify(&client, &topic(), false, |_| {}).await.unwrap();
     assert!(seen.wrong > 0 && seen.findings.iter().all(|finding| finding.kind == "missing"));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn damage_of_what_helps_readers_is_found_once_an_object() {
+    let deployment = Deployment::new();
+    let (_server, client) = with_topic(&deployment, 2).await;
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["flipped", "emptied", "truncated", "deleted", "good"] {
+        let contents = vec![name.len() as u8; 3 << 20];
+        let noise: Vec<u8> = contents.iter().zip(0_u32..).map(|(a, b)| a ^ blake3_byte(name, b)).collect();
+        std::fs::write(folder.path().join(name), noise).unwrap();
+    }
+    for number in 0..20 {
+        std::fs::write(folder.path().join(format!("small-{number}")), format!("file number {number}")).unwrap();
+    }
+    let options = BackfillOptions { paths: vec![folder.path().to_owned()], ..BackfillOptions::default() };
+    client.backfill(&topic(), options).await.unwrap().run(|_| {}).await.unwrap();
+    let seen = refstream_check::verify(&client, &topic(), true, |_| {}).await.unwrap();
+    assert_eq!((seen.records, seen.wrong), (25, 0), "{:?}", seen.findings);
+
+    let references: BTreeMap<String, refstream_types::Reference> = all(&client)
+        .await
+        .into_iter()
+        .filter_map(|delivery| match delivery.record.value {
+            Value::Reference(reference) => Some((delivery.record.source_name?, *reference)),
+            _ => None,
+        })
+        .collect();
+    let store: &dyn BlobStore = &deployment.store;
+    for (name, keep) in [("flipped", None), ("emptied", Some(0)), ("truncated", Some(9)), ("deleted", None)] {
+        let sidecar = Layout::blocks(&references[name].key);
+        let bytes = deployment.store.peek(&sidecar).unwrap();
+        if name == "flipped" {
+            assert!(deployment.store.flip_bit(&sidecar, bytes.len() as u64 - 6));
+            continue;
+        }
+        assert!(deployment.store.lose(&sidecar));
+        if let Some(keep) = keep {
+            let bytes = bytes.slice(..keep);
+            let checksum = refstream_format::crc32c(&bytes);
+            store.put(&sidecar, vec![bytes], checksum, &Default::default()).await.unwrap();
+        }
+    }
+    let pack = &references["small-3"].key;
+    assert!(deployment.store.flip_bit(pack, deployment.store.peek(pack).unwrap().len() as u64 - 30));
+
+    let seen = refstream_check::verify(&client, &topic(), true, |_| {}).await.unwrap();
+    let mut found: Vec<(&str, &str)> = seen.findings.iter().map(|f| (f.kind, f.object.as_str())).collect();
+    let sidecar = |name: &str| store.uri(&Layout::blocks(&references[name].key));
+    let mut expected: Vec<(&str, String)> =
+        ["flipped", "emptied", "truncated", "deleted"].map(|name| ("sidecar", sidecar(name))).to_vec();
+    expected.push(("footer", store.uri(pack)));
+    found.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(found, expected.iter().map(|(kind, uri)| (*kind, uri.as_str())).collect::<Vec<_>>());
+    let finding = seen.findings.iter().find(|finding| finding.kind == "sidecar").unwrap();
+    assert!(finding.detail.contains("read whole until"), "{}", finding.detail);
+    assert_eq!(seen.bytes, (15 << 20) + (0..20).map(|n| format!("file number {n}").len() as u64).sum::<u64>());
+    assert_eq!(refstream_check::verify(&client, &topic(), false, |_| {}).await.unwrap().wrong, 0);
+}
+
+/// Noise that does not compress.
+fn blake3_byte(name: &str, at: u32) -> u8 {
+    let block = blake3::hash(format!("{name} {}", at / 32).as_bytes());
+    block.as_bytes()[at as usize % 32]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_verification_without_its_store_stops_and_accuses_no_record() {
+    let deployment = Deployment::new();
+    let (server, producing) = with_topic(&deployment, 2).await;
+    let folder = tempfile::tempdir().unwrap();
+    for number in 0..300 {
+        std::fs::write(folder.path().join(format!("{number}")), format!("file number {number}")).unwrap();
+    }
+    let options = BackfillOptions {
+        paths: vec![folder.path().to_owned()],
+        upload: UploadOptions { pack_below: 0, ..UploadOptions::default() },
+        ..BackfillOptions::default()
+    };
+    producing.backfill(&topic(), options).await.unwrap().run(|_| {}).await.unwrap();
+
+    let payloads = deployment.store.client("payloads", Arc::clone(&deployment.runtime), 1, Default::default());
+    let options = ClientOptions {
+        timeout: Duration::from_millis(300),
+        stores: vec![("main".parse().unwrap(), Arc::new(payloads.clone()))],
+        ..ClientOptions::new(format!("http://{}", server.grpc_address()))
+    };
+    let client = Client::connect_with(options).await.unwrap();
+    for sealed in [false, true] {
+        for deep in [false, true] {
+            payloads.set_cut_off(true);
+            let unfinished = refstream_check::verify(&client, &topic(), deep, |_| {}).await.unwrap_err();
+            assert_eq!(unfinished.why.class(), ErrorClass::Unreachable, "{unfinished}");
+            assert_eq!((unfinished.seen.records, unfinished.seen.wrong), (0, 0), "{unfinished}");
+            let text = unfinished.to_string();
+            assert!(text.contains("could not be finished; 0 records were checked, 0 findings so far"), "{text}");
+            payloads.set_cut_off(false);
+            let seen = refstream_check::verify(&client, &topic(), deep, |_| {}).await.unwrap();
+            assert_eq!((seen.records, seen.wrong), (300, 0), "{:?}", seen.findings);
+        }
+        if !sealed {
+            producing.seal(&topic()).await.unwrap();
+            producing.compact(&topic(), true).await.unwrap();
+        }
+    }
+}

@@ -438,3 +438,31 @@ async fn a_slow_compactor_does_not_commit_files_that_were_given_up() {
         assert_eq!(manifest_rows(&slow, &deployment.topic, &store).await, deployment.sorted_rows(), "seed {seed}");
     }
 }
+
+#[tokio::test]
+async fn nothing_is_published_across_a_lost_version_of_the_manifest() {
+    let mut deployment = Deployment::new();
+    let compactor = deployment.compactor(runtime(1));
+    for (from, count) in [(0, 10), (10, 7), (20, 5)] {
+        let segment = deployment.segment((0, 4), &[(0, NOON, records(from, count))]).await;
+        let number = segment.opened.id.number;
+        compactor.compact(&deployment.topic, &[segment], false).await.unwrap();
+        if number == SegmentNumber(2) {
+            // Reported, so that the cluster log forgets it; then its version of the manifest is lost.
+            let manifest = compactor.manifest(&deployment.topic).await.unwrap().unwrap();
+            let chain = Chain::Manifest(TopicFolder::new(&deployment.topic.name, deployment.topic.id));
+            let key = deployment.layout.link(&chain, manifest.version.0);
+            let filer: &dyn Filer = &deployment.store;
+            filer.remove(&key).await.unwrap();
+        }
+    }
+    let fresh = deployment.compactor(runtime(2));
+    deployment.topic.sealed.clear();
+    let error = fresh.compact(&deployment.topic, &[], true).await.unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, CompactError::Hole { .. }) && error.is_damage() && !error.is_retryable(), "{text}");
+    for part in ["images", "partition 0", "10..17"] {
+        assert!(text.contains(part), "{text}");
+    }
+    assert!(store_is_quiet(&deployment.store));
+}

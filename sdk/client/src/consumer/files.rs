@@ -50,7 +50,8 @@ mod closed {
     const ROW_BYTES: usize = 512;
 
     /// Reads the `wanted` partitions from their positions at least up to the given offsets, each file once for all partitions that
-    /// need it. A file that is gone means that the manifest has moved on; a damaged one is reported and passed over.
+    /// need it. A file that is gone means that the manifest has moved on; one that the newest version names still, and a damaged
+    /// one, are reported and passed over.
     pub(crate) async fn read(context: Context, wanted: BTreeMap<PartitionId, (Target, Offset)>) -> Outcome {
         let mut outcome = Outcome::default();
         let files = match Files::open(&context) {
@@ -101,6 +102,8 @@ mod closed {
         retryable: bool,
         /// The file itself is at fault.
         damaged: bool,
+        /// The file is not there.
+        missing: bool,
     }
 
     impl Why {
@@ -110,7 +113,7 @@ mod closed {
                 ReadError::Gone(_) => (ErrorClass::VerificationFailed, true),
                 _ => (ErrorClass::VerificationFailed, false),
             };
-            Self { text: error.to_string(), class, retryable, damaged: false }
+            Self { text: error.to_string(), class, retryable, damaged: false, missing: false }
         }
         fn of_file(error: &CompactError) -> Self {
             match error {
@@ -118,14 +121,16 @@ mod closed {
                 CompactError::Store(error) => Self {
                     text: error.to_string(),
                     class: crate::error::store_class(error.kind),
-                    retryable: error.is_retryable() || error.is_not_found(),
+                    retryable: error.is_retryable(),
                     damaged: false,
+                    missing: error.is_not_found(),
                 },
                 error => Self {
                     text: error.to_string(),
                     class: ErrorClass::VerificationFailed,
                     retryable: false,
                     damaged: true,
+                    missing: false,
                 },
             }
         }
@@ -236,6 +241,7 @@ mod closed {
                     class: ErrorClass::VerificationFailed,
                     retryable: true,
                     damaged: false,
+                    missing: false,
                 }));
             };
             let readers: Vec<_> = self
@@ -244,15 +250,27 @@ mod closed {
                 .filter(|(partition, (target, _))| !target.is_done() && file.contains(**partition, target.position))
                 .map(|(partition, (target, _))| (*partition, target.position))
                 .collect();
-            match self.read_file(&file, &readers).await {
-                Err(Stopped::Failed(why)) if why.damaged => {
-                    for (partition, _) in readers {
-                        self.pass_over(&file, partition, &why.text).await?;
+            let why = match self.read_file(&file, &readers).await {
+                Err(Stopped::Failed(why)) if why.damaged => why.text,
+                Err(Stopped::Failed(why)) if why.missing => {
+                    // Files are deleted after the manifest has moved on: only one that the newest version names is lost.
+                    let newest = self.files.list().await.map_err(|error| Stopped::Failed(Why::of_read(&error)))?;
+                    let named = newest.iter().any(|newer| newer.key == file.key);
+                    *listed = Some(newest);
+                    if !named {
+                        return Ok(());
                     }
-                    Ok(())
+                    let (uri, version) = (self.files.reader.uri(&file.key), self.files.version);
+                    format!(
+                        "the file {uri} does not exist, but the manifest (version {version}) names it; restore it from a copy"
+                    )
                 }
-                other => other,
+                other => return other,
+            };
+            for (partition, _) in readers {
+                self.pass_over(&file, partition, &why).await?;
             }
+            Ok(())
         }
 
         async fn read_file(&mut self, file: &DataFile, readers: &[(PartitionId, Offset)]) -> Result<(), Stopped> {

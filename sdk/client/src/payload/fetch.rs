@@ -4,11 +4,8 @@ use crate::{DamagedObject, FetchError, FetchedObject, backoff::Backoff};
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt;
 use refstream_filer_adapter::{BlobStore, ByteStream, GetOptions, Runtime, StoreError, StoreErrorKind};
-use refstream_types::{ByteRange, Layout, Reference};
+use refstream_types::{ByteRange, Key, Layout, Reference};
 use std::{fmt::Display, time::Duration};
-
-/// How long a store that does not answer is asked again.
-const RETRY_FOR: Duration = Duration::from_secs(60);
 
 /// The object of a reference.
 pub(super) struct Object<'a> {
@@ -16,6 +13,8 @@ pub(super) struct Object<'a> {
     pub(super) runtime: &'a dyn Runtime,
     pub(super) reference: &'a Reference,
     pub(super) object: &'a FetchedObject,
+    /// How long a store that does not answer is asked again.
+    pub(super) patience: Duration,
 }
 
 impl<'a> Object<'a> {
@@ -49,16 +48,16 @@ impl<'a> Object<'a> {
             left: range,
             body: None,
             kept: BytesMut::new(),
-            patience: Patience::new(self.runtime),
+            patience: Patience::new(self.runtime, self.patience),
         }
     }
 
     /// The sidecar's bytes; `None` when there is none.
     pub(super) async fn sidecar(&self) -> Result<Option<Bytes>, FetchError> {
         let key = Layout::blocks(&self.reference.key);
-        let mut patience = Patience::new(self.runtime);
+        let mut patience = Patience::new(self.runtime, self.patience);
         loop {
-            let error = match self.sidecar_once(&key).await {
+            let error = match limited(self.runtime, self.patience, self.reference, self.sidecar_once(&key)).await {
                 Ok(bytes) => return Ok(Some(bytes)),
                 Err(error) if error.is_not_found() => return Ok(None),
                 Err(error) => error,
@@ -67,7 +66,7 @@ impl<'a> Object<'a> {
         }
     }
 
-    async fn sidecar_once(&self, key: &refstream_types::Key) -> Result<Bytes, StoreError> {
+    async fn sidecar_once(&self, key: &Key) -> Result<Bytes, StoreError> {
         let mut body = self.store.get(key, &GetOptions::default()).await?.body;
         let mut pieces = Vec::new();
         while let Some(piece) = body.next().await {
@@ -77,17 +76,37 @@ impl<'a> Object<'a> {
     }
 }
 
+/// A step that must bring something, or an error, within the limit.
+async fn limited<T>(
+    runtime: &dyn Runtime,
+    limit: Duration,
+    reference: &Reference,
+    step: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    tokio::select! {
+        done = step => done,
+        () = runtime.sleep(limit) => Err(StoreError {
+            kind: StoreErrorKind::Unavailable,
+            operation: "get",
+            store: reference.store.to_string(),
+            key: Some(reference.key.clone()),
+            message: "no answer in time".into(),
+        }),
+    }
+}
+
 /// Waits between attempts until time is up.
 struct Patience<'a> {
     runtime: &'a dyn Runtime,
+    limit: Duration,
     backoff: Backoff,
     /// When the first failure came since something arrived.
     since: Option<Duration>,
 }
 
 impl<'a> Patience<'a> {
-    fn new(runtime: &'a dyn Runtime) -> Self {
-        Self { runtime, backoff: Backoff::new(), since: None }
+    fn new(runtime: &'a dyn Runtime, limit: Duration) -> Self {
+        Self { runtime, limit, backoff: Backoff::new(), since: None }
     }
     fn progress(&mut self) {
         self.backoff.reset();
@@ -105,7 +124,7 @@ impl<'a> Patience<'a> {
         }
         let now = self.runtime.now();
         let since = *self.since.get_or_insert(now);
-        if !error.is_retryable() || now - since + delay > RETRY_FOR {
+        if !error.is_retryable() || now - since + delay > self.limit {
             return Err(error);
         }
         self.runtime.sleep(delay).await;
@@ -130,7 +149,7 @@ impl RangeStream<'_, '_> {
             return Ok(Some(self.kept.split().freeze()));
         }
         while self.left.length > 0 {
-            let error = match self.step().await {
+            let error = match self.limited_step().await {
                 Ok(Some(mut piece)) => {
                     piece.truncate(usize::try_from(self.left.length).unwrap_or(usize::MAX));
                     self.left.offset += piece.len() as u64;
@@ -153,6 +172,11 @@ impl RangeStream<'_, '_> {
             self.patience.wait(error).await.map_err(|error| self.object.failed(error))?;
         }
         Ok(None)
+    }
+
+    async fn limited_step(&mut self) -> Result<Option<Bytes>, StoreError> {
+        let object = self.object;
+        limited(object.runtime, object.patience, object.reference, self.step()).await
     }
 
     async fn step(&mut self) -> Result<Option<Bytes>, StoreError> {
