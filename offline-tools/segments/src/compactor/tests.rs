@@ -442,8 +442,9 @@ async fn a_slow_compactor_does_not_commit_files_that_were_given_up() {
 #[tokio::test]
 async fn nothing_is_published_across_a_lost_version_of_the_manifest() {
     let mut deployment = Deployment::new();
-    let compactor = deployment.compactor(runtime(1));
-    for (from, count) in [(0, 10), (10, 7), (20, 5)] {
+    for (seed, (from, count)) in (1..).zip([(0, 10), (10, 7), (20, 5)]) {
+        // One that remembers nothing, as after a restart.
+        let compactor = deployment.compactor(runtime(seed));
         let segment = deployment.segment((0, 4), &[(0, NOON, records(from, count))]).await;
         let number = segment.opened.id.number;
         compactor.compact(&deployment.topic, &[segment], false).await.unwrap();
@@ -456,7 +457,7 @@ async fn nothing_is_published_across_a_lost_version_of_the_manifest() {
             filer.remove(&key).await.unwrap();
         }
     }
-    let fresh = deployment.compactor(runtime(2));
+    let fresh = deployment.compactor(runtime(9));
     deployment.topic.sealed.clear();
     let error = fresh.compact(&deployment.topic, &[], true).await.unwrap_err();
     let text = error.to_string();
