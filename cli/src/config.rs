@@ -14,6 +14,11 @@ use refstream::{Client, ClientOptions, StoreCredentials, types::StoreName};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
 
+/// An idle broker writes a slot every third of `death_after`.
+const SHORTEST_DEATH_AFTER: Duration = Duration::from_millis(100);
+/// A writer proves at least this often that it is not fenced, with a slot.
+const SHORTEST_FENCE_CHECK: Duration = Duration::from_secs(1);
+
 /// A duration as people write it: `5ms`, `30s`, `7days`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Period(pub(crate) Duration);
@@ -151,6 +156,15 @@ impl BrokerSettings {
             |setting: &str, why: &str| Err(Failure::usage(format!("the setting broker.{setting} is refused: {why}")));
         if !(1..=refstream_core::MAX_SLOTS_IN_FLIGHT).contains(&u64::from(self.slots_in_flight)) {
             return refuse("slots_in_flight", &format!("use 1 to {}", refstream_core::MAX_SLOTS_IN_FLIGHT));
+        }
+        for (name, setting, least) in [
+            ("death_after", self.death_after.map(|set| set.0), SHORTEST_DEATH_AFTER),
+            ("fence_check", Some(self.fence_check.0), SHORTEST_FENCE_CHECK),
+        ] {
+            if setting.is_some_and(|setting| setting < least) {
+                let least = humantime::format_duration(least);
+                return refuse(name, &format!("use at least {least}: a shorter one only wears the store out"));
+            }
         }
         if !(1..=65_536).contains(&self.checkpoint_slots) {
             return refuse("checkpoint_slots", "use 1 to 65536");

@@ -97,6 +97,7 @@ impl Brokers {
         let start = self.runtime.now();
         let mut backoff = Backoff::new();
         let mut repeated_in_doubt = false;
+        let mut said: Option<Failure> = None;
         loop {
             let left = self.timeout.saturating_sub(self.runtime.now() - start);
             let attempt = Box::pin(call(channel.clone()));
@@ -114,9 +115,17 @@ impl Brokers {
             let delay = failure.retry_after.unwrap_or_else(|| backoff.next(&*self.runtime));
             let tried_for = self.runtime.now() - start;
             if !failure.retryable || tried_for + delay >= self.timeout {
-                return Err(failure.into_error(&self.endpoint, tried_for, repeated_in_doubt));
+                // What the broker said before it fell silent tells more than its silence.
+                let (last, in_doubt) = match said {
+                    Some(said) if failure.refusal.is_none() => (said, repeated_in_doubt || !failure.no_side_effects),
+                    _ => (failure, repeated_in_doubt),
+                };
+                return Err(last.into_error(&self.endpoint, tried_for, in_doubt));
             }
             repeated_in_doubt |= !failure.no_side_effects;
+            if failure.refusal.is_some() {
+                said = Some(failure);
+            }
             self.runtime.sleep(delay).await;
         }
     }
