@@ -49,7 +49,7 @@ enum Step {
     #[default]
     Epoch,
     Snapshot,
-    Log(Walk),
+    Log(Box<Walk>),
     /// The log seems to end before `end`; these numbers above it were not read yet.
     Above {
         end: u64,
@@ -132,7 +132,7 @@ impl Broker {
                 self.upkeep.loaded(state.version);
                 self.cluster.state = Arc::new(state);
                 if let Some(startup) = self.startup() {
-                    startup.step = Step::Log(walk);
+                    startup.step = Step::Log(Box::new(walk));
                 }
                 Ok(())
             }
