@@ -7,7 +7,7 @@ use refstream::{
     Client, Delivery, FetchError, FetchedObject, OpenStoreError, Payload, Sidecar, UnreadableObject,
     stores::{BlobStore, GetOptions, StoreError, StoreErrorKind},
 };
-use refstream_format::pack::{PackEntry, PackFooter, TRAILER_BYTES};
+use refstream_format::pack::{self, PackEntry, PackFooter, TRAILER_BYTES};
 use refstream_types::{ByteRange, Key, Reference, StoreName};
 use std::{
     collections::{HashMap, HashSet},
@@ -405,7 +405,14 @@ async fn inspected(stored: &Stored, blob: &Blob) -> Result<Option<Finding>, Fetc
     })
 }
 
-/// Reads a pack's footer; says what is wrong with it.
+/// Whether the store was told that the object is a pack.
+async fn is_stored_as_pack(stored: &Stored) -> Result<bool, StoreError> {
+    let meta = patiently(&stored.client, || stored.store.head(&stored.key)).await?;
+    Ok(meta.and_then(|meta| meta.content_type).as_deref() == Some(pack::CONTENT_TYPE))
+}
+
+/// Reads a pack's footer; says what is wrong with it. An object that holds several blobs and was not made by us, such as an archive
+/// whose members are records, has none.
 async fn footer(stored: &Stored, blob: &Blob) -> Result<Result<(), String>, FetchError> {
     let failed = |error| unreadable(&*stored.store, &(blob.reference().store.clone(), stored.key.clone()), error);
     let trailer = TRAILER_BYTES as u64;
@@ -414,6 +421,7 @@ async fn footer(stored: &Stored, blob: &Blob) -> Result<Result<(), String>, Fetc
     };
     let end = patiently(&stored.client, || stored.get(ByteRange { offset, length: trailer })).await.map_err(failed)?;
     let length = match PackFooter::encoded_len(&end) {
+        Err(_) if !is_stored_as_pack(stored).await.map_err(failed)? => return Ok(Ok(())),
         Ok(length) if length <= stored.size => length,
         Ok(length) => return Ok(Err(format!("its trailer says {length} bytes, the object has {}", stored.size))),
         Err(error) => return Ok(Err(error.to_string())),
@@ -425,11 +433,15 @@ async fn footer(stored: &Stored, blob: &Blob) -> Result<Result<(), String>, Fetc
         Err(error) => return Ok(Err(error.to_string())),
     };
     let reference = blob.reference();
-    let same = |entry: &&PackEntry| {
-        (Some(entry.offset), entry.size, Some(entry.content_hash))
-            == (reference.offset, reference.size, reference.content_hash)
+    // The whole blob, or a part of one: a member of an archive that was stored as a blob.
+    let holds = |entry: &&PackEntry| {
+        let (range, end) = (reference.range(), entry.offset + entry.size);
+        let is_whole = (entry.offset, entry.size) == (range.offset, range.length);
+        entry.offset <= range.offset
+            && range.end().is_some_and(|range_end| range_end <= end)
+            && (!is_whole || Some(entry.content_hash) == reference.content_hash)
     };
-    Ok(match listed.iter().find(same) {
+    Ok(match listed.iter().find(holds) {
         Some(_) => Ok(()),
         None => Err(format!("it does not list the blob at offset {}", reference.range().offset)),
     })

@@ -32,6 +32,8 @@ use crate::{
 use bytes::Bytes;
 use refstream_types::{ContentEncoding, ContentHash, Crc32c};
 
+/// The media type of packs, for stores that keep one.
+pub const CONTENT_TYPE: &str = "application/vnd.refstream.pack";
 /// The most blobs of one pack.
 pub const MAX_PACK_BLOBS: usize = 65_536;
 /// The longest source name, in bytes.

@@ -97,7 +97,7 @@ fn jobs_are_listed_described_and_cancelled() {
     up.run(&["backfill", "t", path]).fails(1, &["cancelled", "--job"]);
     up.run(&["job", "status", "absent"]).fails(1, &["absent", &name]);
     up.run(&["backfill", "t", path, "--job", "a/b"]).fails(1, &["a/b"]);
-    up.run(&["backfill", "t", path, "--job", "other", "--key", "{nope}"]).fails(1, &["{nope}", "{stem}"]);
+    up.run(&["backfill", "t", path, "--job", "other", "--key", "{nope}"]).fails(2, &["{nope}", "{stem}"]);
 }
 
 #[test]

@@ -48,9 +48,9 @@ const NOTICED: [(Mutation, std::ops::Range<u64>); 15] = [
     (Mutation::StaleAnswers, 1..40),
     (Mutation::FreeTooMuch, 1..20),
     (Mutation::EndBeforeDurable, 1..40),
-    (Mutation::AckAboveGap, 60..100),
+    (Mutation::AckAboveGap, 265..275),
     (Mutation::HideEnds, 100..140),
-    (Mutation::StaleRefusal, 265..300),
+    (Mutation::StaleRefusal, 1_265..1_280),
 ];
 
 #[test]

@@ -12,9 +12,6 @@ use std::{
 };
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
-/// The MIME type of packs.
-const PACK_TYPE: &str = "application/vnd.refstream.pack";
-
 /// A pack's fate, which all its blobs share.
 #[derive(Debug)]
 pub(crate) struct PackState {
@@ -183,7 +180,7 @@ fn close(inner: &Arc<Inner>, pack: OpenPack) {
             sum.update(piece);
         }
         let checksum = refstream_types::Crc32c(sum.finalize() as u32);
-        let attributes = Attributes { content_type: Some(PACK_TYPE.to_owned()) };
+        let attributes = Attributes { content_type: Some(refstream_format::pack::CONTENT_TYPE.to_owned()) };
         let size = body.iter().map(|piece| piece.len() as u64).sum();
         let note = async |key: &Key| match &inner.notes {
             Some(notes) if !blobs.is_empty() => {
