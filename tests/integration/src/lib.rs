@@ -5,6 +5,7 @@
 pub mod moto;
 pub mod outage;
 pub mod seaweed;
+mod spoken;
 
 use serde_json::Value;
 use std::{
@@ -246,6 +247,17 @@ impl Up {
     pub fn spawn<S: AsRef<std::ffi::OsStr>>(&self, arguments: &[S]) -> Running {
         let child = self.command(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         Running(child.expect("refstream runs"))
+    }
+
+    /// Starts a backfill in which each file is an object of its own, few at a time: many moments to be disturbed at. It prints its
+    /// summary as JSON, and waits for a broker longer than any test disturbs one.
+    ///
+    /// # Panics
+    /// When it cannot be run.
+    pub fn spawn_backfill(&self, topic: &str, files: &Files, concurrency: usize) -> Running {
+        let (path, concurrency) = (files.path().to_str().expect("a UTF-8 path"), concurrency.to_string());
+        let one_by_one = ["--pack-below", "0", "--concurrency", &concurrency];
+        self.spawn(&[&["--timeout", "120s", "--output", "json", "backfill", topic, path], &one_by_one[..]].concat())
     }
 
     /// All records of a topic from the first one on, by partition and offset.

@@ -2,11 +2,14 @@
 //!
 //! The binary is the one that `REFSTREAM_TEST_MOTO` names; `./test` installs it and sets the variable.
 
-use crate::seaweed::{POLL, POLLS, STARTS, request};
+use crate::{
+    seaweed::{STARTS, request},
+    spoken::Spoken,
+};
 use std::{
     net::{SocketAddr, TcpListener},
     path::PathBuf,
-    process::{Child, Command, Stdio},
+    process::{Child, Command},
 };
 
 /// The bucket that exists from the start.
@@ -38,23 +41,16 @@ impl Moto {
             let free = TcpListener::bind("127.0.0.1:0").expect("a free port");
             let address = free.local_addr().expect("an address");
             drop(free);
-            let process = Command::new(binary())
-                .args(["-H", "127.0.0.1", "-p", &address.port().to_string()])
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .spawn()
-                .expect("moto starts");
-            let mut moto = Self { process, address };
-            for _ in 0..POLLS {
+            let mut command = Command::new(binary());
+            command.args(["-H", "127.0.0.1", "-p", &address.port().to_string()]);
+            let (process, spoken) = Spoken::start(command);
+            let moto = Self { process, address };
+            let has_bucket = || {
                 let made = request("PUT", address, &format!("/{BUCKET}"));
-                if made.is_some_and(|(status, _)| status == 200) {
-                    return moto;
-                }
-                if moto.process.try_wait().expect("a status").is_some() {
-                    break;
-                }
-                std::thread::sleep(POLL);
+                made.is_some_and(|(status, _)| status == 200)
+            };
+            if spoken.until(has_bucket) {
+                return moto;
             }
         }
         panic!("moto does not start");

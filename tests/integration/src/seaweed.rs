@@ -2,11 +2,12 @@
 //!
 //! The binary is the one that `REFSTREAM_TEST_WEED` names; `./test` installs it and sets the variable.
 
+use crate::spoken::Spoken;
 use std::{
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpListener, TcpStream},
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, Command},
     time::Duration,
 };
 use tempfile::TempDir;
@@ -19,10 +20,6 @@ pub const SECRET_KEY: &str = "secretsecret";
 pub const BUCKET: &str = "refstream";
 /// Starts of one server; a port that was free may be taken by then.
 pub(crate) const STARTS: usize = 3;
-/// The longest time that a server may take to serve, in polls.
-pub(crate) const POLLS: u32 = 1_200;
-/// The pause between polls.
-pub(crate) const POLL: Duration = Duration::from_millis(100);
 
 /// The `weed` binary.
 ///
@@ -77,6 +74,7 @@ impl Ports {
 pub struct Weed {
     folder: TempDir,
     process: Option<Child>,
+    spoken: Option<Spoken>,
     ports: Ports,
     options: Options,
 }
@@ -96,7 +94,7 @@ impl Weed {
         if !options.security.is_empty() {
             std::fs::write(folder.path().join("security.toml"), &options.security).expect("security.toml");
         }
-        let mut weed = Self { folder, process: None, ports: Ports::free(), options };
+        let mut weed = Self { folder, process: None, spoken: None, ports: Ports::free(), options };
         for _ in 0..STARTS {
             if weed.launch() {
                 return weed;
@@ -110,7 +108,6 @@ impl Weed {
     /// Starts the process; whether it came to serve.
     fn launch(&mut self) -> bool {
         let folder = self.folder.path();
-        let log = std::fs::File::create(folder.join("log")).expect("a log file");
         let data = folder.join("data");
         std::fs::create_dir_all(&data).expect("a data folder");
         let mut command = Command::new(binary());
@@ -128,23 +125,12 @@ impl Weed {
             .env("HOME", folder)
             .env("AWS_ACCESS_KEY_ID", ACCESS_KEY)
             .env("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
-            .current_dir(folder)
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().expect("the log file"))
-            .stderr(log);
-        self.process = Some(command.spawn().expect("weed starts"));
-        for _ in 0..POLLS {
-            if self.serves() {
-                return true;
-            }
-            if let Some(child) = &mut self.process
-                && child.try_wait().expect("a status").is_some()
-            {
-                return false;
-            }
-            std::thread::sleep(POLL);
-        }
-        false
+            .current_dir(folder);
+        let (process, spoken) = Spoken::start(command);
+        self.process = Some(process);
+        let serving = spoken.until(|| self.serves());
+        self.spoken = Some(spoken);
+        serving
     }
 
     fn serves(&self) -> bool {
@@ -186,7 +172,7 @@ impl Weed {
     }
     /// What it printed so far.
     pub fn log(&self) -> String {
-        std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+        self.spoken.as_ref().map(Spoken::said).unwrap_or_default()
     }
 
     /// Deletes a needle by its file id, with a plain request; whether it was there.

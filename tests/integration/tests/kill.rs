@@ -15,19 +15,7 @@ fn a_backfill_survives_kills_of_the_node() {
     let mut up = Up::start();
     up.run(&["topic", "create", "t", "--seal-bytes", "20000"]).ok();
     // Each file an object of its own, few at a time: many moments to be killed at.
-    let mut backfill = up.spawn(&[
-        "--timeout",
-        "120s",
-        "--output",
-        "json",
-        "backfill",
-        "t",
-        files.path().to_str().unwrap(),
-        "--pack-below",
-        "0",
-        "--concurrency",
-        "2",
-    ]);
+    let mut backfill = up.spawn_backfill("t", &files, 2);
     let total = files.expected.len() as u64;
     for kill in 0..kills as u64 {
         let until = (kill * total + random.random_range(0..total)) / kills as u64;
@@ -50,19 +38,7 @@ fn a_paused_node_goes_on_where_it_was() {
     let up = Up::start();
     let files = Files::generate(200, 2_000, 4);
     up.run(&["topic", "create", "t"]).ok();
-    let mut backfill = up.spawn(&[
-        "--timeout",
-        "60s",
-        "--output",
-        "json",
-        "backfill",
-        "t",
-        files.path().to_str().unwrap(),
-        "--pack-below",
-        "0",
-        "--concurrency",
-        "1",
-    ]);
+    let mut backfill = up.spawn_backfill("t", &files, 1);
     while up.committed("t").is_none_or(|committed| committed < 20) && !backfill.ended() {}
     up.signal("STOP");
     // Longer than every deadline of the liveness protocol would let a client believe it dead: the describe call times out.

@@ -11,10 +11,7 @@ const REFUSED: u64 = 150;
 fn an_outage_of_the_store_delays_and_loses_nothing() {
     let store = Up::start();
     let proxy = Proxy::before(&store.addresses[2]);
-    let keys = std::fs::read_to_string(store.data().join("credentials.toml")).unwrap();
-    let keys: toml::Table = keys.parse().unwrap();
-    let key = |name: &str| keys[name].as_str().unwrap().to_owned();
-    let environment = vec![("AWS_ACCESS_KEY_ID", key("access_key")), ("AWS_SECRET_ACCESS_KEY", key("secret_key"))];
+    let environment = credentials(&store);
     // Down when the broker starts, too.
     proxy.go_out();
     let up = std::thread::scope(|scope| {
@@ -28,18 +25,7 @@ fn an_outage_of_the_store_delays_and_loses_nothing() {
     });
     let files = Files::generate(300, 4_000, 11);
     up.run(&["topic", "create", "t"]).ok();
-    let arguments = [
-        "--output",
-        "json",
-        "backfill",
-        "t",
-        files.path().to_str().unwrap(),
-        "--pack-below",
-        "0",
-        "--concurrency",
-        "2",
-    ];
-    let mut backfill = up.spawn(&arguments);
+    let mut backfill = up.spawn_backfill("t", &files, 2);
     while up.committed("t").is_none_or(|committed| committed < 50) && !backfill.ended() {}
     let before = proxy.refused();
     proxy.go_out();
@@ -61,10 +47,7 @@ fn an_outage_of_the_store_delays_and_loses_nothing() {
 fn a_verification_that_cannot_be_finished_says_so_and_accuses_no_record() {
     let store = Up::start();
     let proxy = Proxy::before(&store.addresses[2]);
-    let keys = std::fs::read_to_string(store.data().join("credentials.toml")).unwrap();
-    let keys: toml::Table = keys.parse().unwrap();
-    let key = |name: &str| keys[name].as_str().unwrap().to_owned();
-    let environment = vec![("AWS_ACCESS_KEY_ID", key("access_key")), ("AWS_SECRET_ACCESS_KEY", key("secret_key"))];
+    let environment = credentials(&store);
     let uri = format!("s3://refstream/second?endpoint={}", proxy.url());
     let mut up = Up::start_on(&uri, environment);
     let files = Files::generate(400, 3_000, 12);
@@ -98,6 +81,14 @@ fn a_verification_that_cannot_be_finished_says_so_and_accuses_no_record() {
     up.kill();
     let said = up.run(&["--timeout", "1s", "verify", "t", "--deep"]);
     assert_eq!(said.code, Some(4), "{}", said.stderr);
+}
+
+/// The keys of an embedded store, as the environment of those who reach it through the proxy.
+fn credentials(store: &Up) -> Vec<(&'static str, String)> {
+    let keys = std::fs::read_to_string(store.data().join("credentials.toml")).unwrap();
+    let keys: toml::Table = keys.parse().unwrap();
+    let key = |name: &str| keys[name].as_str().unwrap().to_owned();
+    vec![("AWS_ACCESS_KEY_ID", key("access_key")), ("AWS_SECRET_ACCESS_KEY", key("secret_key"))]
 }
 
 fn no_findings(jsonl: &[u8]) -> bool {
