@@ -31,6 +31,6 @@ pub use checksum::crc32c;
 pub use error::{CreateError, StoreError, StoreErrorKind};
 pub use runtime::{Runtime, TokioRuntime};
 pub use store::{
-    Attributes, BlobStore, ByteStream, Created, Filer, Found, GetOptions, Listed, MultipartUpload, ObjectMeta, Part,
-    Stored,
+    Attributes, BlobStore, ByteStream, Created, Filer, Found, GetOptions, Listed, MAX_NOTE_BYTES, MultipartUpload,
+    ObjectMeta, Part, Stored,
 };

@@ -13,7 +13,7 @@ mod faults;
 
 pub use faults::{Fault, Faults, Operation};
 
-use crate::{CreateError, Created, Filer, Listed, Runtime, StoreError, StoreErrorKind};
+use crate::{Attributes, CreateError, Created, Filer, Listed, Runtime, StoreError, StoreErrorKind};
 use async_trait::async_trait;
 use bytes::Bytes;
 use faults::{Client, Outcome};
@@ -33,7 +33,7 @@ const HISTORY: usize = 1_000;
 struct Object {
     bytes: Bytes,
     etag: String,
-    content_type: Option<String>,
+    attributes: Attributes,
 }
 
 /// A write that was given up by its client and has not reached the objects yet.
@@ -107,9 +107,9 @@ impl Objects {
         self.capacity.is_none_or(|capacity| self.used + bytes as u64 <= capacity)
     }
 
-    fn object(&mut self, bytes: Bytes, content_type: Option<String>) -> Object {
+    fn object(&mut self, bytes: Bytes, attributes: Attributes) -> Object {
         self.counter += 1;
-        Object { bytes, etag: format!("{:016x}", self.counter.wrapping_mul(0x9e37_79b9_7f4a_7c15)), content_type }
+        Object { bytes, etag: format!("{:016x}", self.counter.wrapping_mul(0x9e37_79b9_7f4a_7c15)), attributes }
     }
 }
 
@@ -267,7 +267,7 @@ impl MemoryStore {
         operation: Operation,
         key: &Key,
         bytes: Bytes,
-        content_type: Option<String>,
+        attributes: Attributes,
         conditional: bool,
     ) -> Result<(Created, Object), CreateError> {
         let name = operation.name();
@@ -275,7 +275,7 @@ impl MemoryStore {
         let now = self.runtime.now();
         let result = {
             let mut objects = self.objects();
-            let mut object = objects.object(bytes, content_type);
+            let mut object = objects.object(bytes, attributes);
             let unavailable = |why| self.error(StoreErrorKind::Unavailable, name, Some(key), why);
             match outcome {
                 Outcome::Fault(Fault::Refused) | Outcome::CutOff => {
@@ -370,7 +370,7 @@ fn slice(bytes: &Bytes, range: ByteRange) -> Bytes {
 #[async_trait]
 impl Filer for MemoryStore {
     async fn create(&self, key: &Key, bytes: Bytes) -> Result<Created, CreateError> {
-        self.write(Operation::Create, key, bytes, None, true).await.map(|(created, _)| created)
+        self.write(Operation::Create, key, bytes, Attributes::default(), true).await.map(|(created, _)| created)
     }
 
     async fn read(&self, key: &Key) -> Result<Option<Bytes>, StoreError> {

@@ -15,6 +15,7 @@ use crate::{
     attempt::{self, Failed},
     crc32c,
     pieces::Pieces,
+    store::NOTE,
 };
 use async_trait::async_trait;
 use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
@@ -41,7 +42,7 @@ use bytes::{Bytes, BytesMut};
 use futures::{StreamExt as _, TryStreamExt as _};
 use multipart::Multipart;
 use refstream_types::{ByteRange, Crc32c, Key};
-use std::{fmt, future::Future, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::HashMap, fmt, future::Future, path::PathBuf, sync::Arc, time::Duration};
 
 /// Objects per listing call; S3's limit.
 const PAGE: usize = 1_000;
@@ -354,6 +355,7 @@ impl S3Store {
             .key(key.as_str())
             .content_length(size as i64)
             .set_content_type(attributes.content_type.clone())
+            .set_metadata(attributes.note.clone().map(|note| HashMap::from([(NOTE.to_owned(), note)])))
             .set_storage_class(self.shared.storage_class())
             .set_server_side_encryption(self.shared.encryption())
             .set_ssekms_key_id(self.shared.kms_key())
@@ -383,6 +385,7 @@ impl S3Store {
             etag: bare_etag(answer.e_tag()),
             version: answer.version_id().map(str::to_owned),
             content_type: answer.content_type().map(str::to_owned),
+            note: answer.metadata().and_then(|metadata| metadata.get(NOTE)).cloned(),
         })
     }
 
@@ -432,6 +435,7 @@ impl S3Store {
             etag: bare_etag(answer.e_tag()),
             version: answer.version_id().map(str::to_owned),
             content_type: answer.content_type().map(str::to_owned),
+            note: answer.metadata().and_then(|metadata| metadata.get(NOTE)).cloned(),
         };
         Ok(Found { meta, body: self.pieces(key, answer.body) })
     }

@@ -217,7 +217,13 @@ impl BlobStore for SeaweedStore {
         true
     }
 
-    async fn put(&self, key: &Key, body: Vec<Bytes>, checksum: Crc32c, _: &Attributes) -> Result<Stored, CreateError> {
+    async fn put(
+        &self,
+        key: &Key,
+        body: Vec<Bytes>,
+        checksum: Crc32c,
+        attributes: &Attributes,
+    ) -> Result<Stored, CreateError> {
         let size: u64 = body.iter().map(|piece| piece.len() as u64).sum();
         if key.as_str().ends_with(".blocks")
             && let Some(fid) = Fid::of_key(key)
@@ -226,9 +232,9 @@ impl BlobStore for SeaweedStore {
             return Ok(Stored { key: key.clone(), size, etag: Some(format!("{:08x}", checksum.0)) });
         }
         if size > self.shared.config.blob_bytes {
-            return upload::put_in_parts(&self.shared, key, &body, checksum).await;
+            return upload::put_in_parts(&self.shared, key, &body, checksum, attributes.note.clone()).await;
         }
-        let fid = self.shared.put(key, &body, checksum, false).await?;
+        let fid = self.shared.put(key, &body, checksum, attributes.note.as_deref(), false).await?;
         let key = self.shared.key_of(fid).map_err(CreateError::MayHaveHappened)?;
         Ok(Stored { key, size, etag: Some(format!("{:08x}", checksum.0)) })
     }

@@ -71,10 +71,19 @@ pub trait Filer: Debug + Send + Sync + 'static {
 pub struct Attributes {
     /// MIME type.
     pub content_type: Option<String>,
+    /// A text of ours that comes back with each `head` and `get`, so that it costs no object of its own: 1 to [`MAX_NOTE_BYTES`] printable ASCII
+    /// characters, no spaces. S3 keeps it as user metadata, SeaweedFS with the needle. Objects in parts have none.
+    pub note: Option<String>,
 }
 
+/// The longest [`Attributes::note`]: half of what S3 allows of user metadata.
+pub const MAX_NOTE_BYTES: usize = 1_024;
+
+/// The name of a note in HTTP headers, behind the store's own prefix.
+pub(crate) const NOTE: &str = "refstream-note";
+
 /// What a store says of an object.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObjectMeta {
     /// Bytes.
     pub size: u64,
@@ -84,6 +93,8 @@ pub struct ObjectMeta {
     pub version: Option<String>,
     /// MIME type.
     pub content_type: Option<String>,
+    /// What was put as [`Attributes::note`]; `None` where the store lost it.
+    pub note: Option<String>,
 }
 
 /// An object that is durable.

@@ -1,7 +1,7 @@
 //! SDK upload of 8 MiB payloads against a bare HTTP PUT loop of the same bytes, to the same store.
 //!
 //! The bare loop is `reqwest` with URLs presigned beforehand: it neither hashes nor sums, and the store checks nothing. The SDK computes
-//! BLAKE3 and CRC32C, lets the store check the checksum, and stores a sidecar with the sums of each MiB. Payloads are random, so
+//! BLAKE3 and CRC32C, lets the store check the checksum, and stores the sums of each MiB with the object. Payloads are random, so
 //! compression is tried on a sample and given up.
 
 use crate::{

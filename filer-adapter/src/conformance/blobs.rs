@@ -1,7 +1,7 @@
 //! [`BlobStore`](crate::BlobStore): objects in one request.
 
 use super::{Bench, noise, odd_names, refusable_names};
-use crate::{Attributes, CreateError, Found, GetOptions, StoreError, StoreErrorKind, crc32c};
+use crate::{Attributes, CreateError, Found, GetOptions, MAX_NOTE_BYTES, StoreError, StoreErrorKind, crc32c};
 use bytes::{Bytes, BytesMut};
 use futures::TryStreamExt;
 use refstream_types::{ByteRange, Crc32c, Key, Layout};
@@ -52,19 +52,21 @@ async fn what_is_put_is_got(bench: &Bench) {
     assert_eq!(bench.blobs.uri(&other), format!("{prefix}{other}"));
 
     let body: Vec<Bytes> = ["three ", "", "pieces"].map(Bytes::from).into();
-    let attributes = Attributes { content_type: Some("image/png".into()) };
+    let note = "A".repeat(MAX_NOTE_BYTES - 4) + "+/==";
+    let attributes = Attributes { content_type: Some("image/png".into()), note: Some(note.clone()) };
     let stored = bench.blobs.put(&key, body.clone(), crc32c(&body), &attributes).await.unwrap();
     assert_eq!(stored.size, 12);
     let key = stored.key;
     assert!(bench.blobs.uri(&key).ends_with(key.as_str()));
     let meta = bench.blobs.head(&key).await.unwrap().expect("what was put is there");
-    assert_eq!(meta.size, 12);
+    assert_eq!((meta.size, &meta.note), (12, &Some(note.clone())));
     if !bench.blobs.names_objects() {
         assert_eq!(meta.content_type.as_deref(), Some("image/png"));
     }
     assert_eq!(meta.etag, stored.etag, "the ETag does not change");
     let found = bench.blobs.get(&key, &GetOptions::default()).await.unwrap();
     assert_eq!((found.meta.size, &found.meta.etag), (12, &meta.etag));
+    assert_eq!(found.meta.note.as_ref(), Some(&note));
     assert_eq!(whole(found).await.unwrap(), "three pieces");
     put(bench, &key, body).await;
     assert_eq!(got(bench, &key, &GetOptions::default()).await.unwrap(), "three pieces", "a repeated put is harmless");

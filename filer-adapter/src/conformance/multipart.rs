@@ -34,7 +34,7 @@ fn same(listed: &Part, put: &Part) -> bool {
 
 async fn parts_become_an_object(bench: &Bench) {
     let key = bench.key("parts/object");
-    let attributes = Attributes { content_type: Some("video/mp4".into()) };
+    let attributes = Attributes { content_type: Some("video/mp4".into()), ..Attributes::default() };
     let bodies = [noise(10, PART), noise(11, PART), noise(12, PART), noise(13, 1_234)];
     let upload = bench.blobs.start_multipart(&key, &attributes).await.unwrap();
     let upload = upload.as_ref();

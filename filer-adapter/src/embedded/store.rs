@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     Attributes, BlobStore, ByteStream, CreateError, Created, Filer, Found, GetOptions, Listed, MultipartUpload,
-    ObjectMeta, Runtime, StoreError, StoreErrorKind, Stored, TokioRuntime,
+    ObjectMeta, Runtime, StoreError, StoreErrorKind, Stored, TokioRuntime, store::NOTE,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -366,7 +366,8 @@ fn sync_file_system(_: &File) -> io::Result<()> {
 impl From<&Attributes> for Extra {
     fn from(attributes: &Attributes) -> Self {
         let content_type = attributes.content_type.clone().filter(|text| text.len() <= note::MAX_CONTENT_TYPE_BYTES);
-        Self { content_type, ..Self::default() }
+        let metadata = attributes.note.iter().map(|note| (NOTE.to_owned(), note.clone())).collect();
+        Self { content_type, metadata }
     }
 }
 
@@ -377,6 +378,7 @@ impl From<Properties> for ObjectMeta {
             etag: Some(properties.etag),
             version: None,
             content_type: properties.content_type,
+            note: properties.metadata.get(NOTE).cloned(),
         }
     }
 }

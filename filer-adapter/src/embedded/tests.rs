@@ -190,7 +190,7 @@ async fn a_wrong_checksum_publishes_nothing() {
 async fn an_etag_pins_an_object() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
-    let attributes = Attributes { content_type: Some("image/png".to_owned()) };
+    let attributes = Attributes { content_type: Some("image/png".to_owned()), ..Attributes::default() };
     let bytes = Bytes::from_static(b"same");
     let first = store.put(&key("k"), vec![bytes.clone()], crc32c(&bytes), &attributes).await.unwrap();
     let found = store.get(&key("k"), &GetOptions { etag: first.etag.clone(), ..GetOptions::default() }).await.unwrap();
@@ -263,7 +263,7 @@ async fn parts_in_any_order_and_size_make_the_object() {
     ];
     for (nr, (sizes, order, twice)) in cases.into_iter().enumerate() {
         let at = key(&format!("multi/{nr}"));
-        let attributes = Attributes { content_type: Some("video/mp4".to_owned()) };
+        let attributes = Attributes { content_type: Some("video/mp4".to_owned()), ..Attributes::default() };
         let upload = store.start_multipart(&at, &attributes).await.unwrap();
         let bytes: Vec<Bytes> = sizes.iter().enumerate().map(|(nr, &size)| pattern(size, nr as u8)).collect();
         for number in twice {

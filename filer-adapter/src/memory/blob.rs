@@ -66,7 +66,8 @@ impl Objects {
             size: object.bytes.len() as u64,
             etag: Some(object.etag.clone()),
             version: None,
-            content_type: object.content_type.clone(),
+            content_type: object.attributes.content_type.clone(),
+            note: object.attributes.note.clone(),
         };
         Some((meta, object.bytes.clone()))
     }
@@ -87,7 +88,7 @@ impl BlobStore for MemoryStore {
     ) -> Result<Stored, CreateError> {
         let body = self.verified(Operation::Put, key, body, checksum).map_err(CreateError::DidNotHappen)?;
         let size = body.len() as u64;
-        let (_, object) = self.write(Operation::Put, key, body, attributes.content_type.clone(), false).await?;
+        let (_, object) = self.write(Operation::Put, key, body, attributes.clone(), false).await?;
         Ok(Stored { key: key.clone(), size, etag: Some(object.etag) })
     }
 
@@ -201,7 +202,7 @@ impl MultipartUpload for MemoryUpload {
     async fn complete(&self, parts: &[Part]) -> Result<Stored, CreateError> {
         let (store, key) = (&self.store, &self.key);
         let invalid = |message: &str| store.error(StoreErrorKind::Invalid, "complete", Some(key), message);
-        let (body, content_type) = {
+        let (body, attributes) = {
             let objects = store.objects();
             let upload = objects.uploads.get(&self.id);
             let upload = upload
@@ -223,10 +224,10 @@ impl MultipartUpload for MemoryUpload {
                     _ => return refuse("InvalidPart: a part is missing or was replaced"),
                 }
             }
-            (join(body), upload.attributes.content_type.clone())
+            (join(body), upload.attributes.clone())
         };
         let size = body.len() as u64;
-        let written = store.write(Operation::Complete, key, body, content_type, false).await;
+        let written = store.write(Operation::Complete, key, body, attributes, false).await;
         // Applied, whether or not the answer arrives: the upload is over once the object is there.
         let over = match &written {
             Ok(_) => true,

@@ -40,12 +40,14 @@ pub(super) struct Upload {
     shared: Arc<Shared>,
     key: Key,
     id: String,
+    /// What is kept with the object.
+    note: Option<String>,
     written: Mutex<Written>,
 }
 
 impl Upload {
     pub(super) fn new(shared: &Arc<Shared>, key: &Key, id: &str) -> Self {
-        Self { shared: Arc::clone(shared), key: key.clone(), id: id.to_owned(), written: Mutex::default() }
+        Self { shared: Arc::clone(shared), key: key.clone(), id: id.to_owned(), note: None, written: Mutex::default() }
     }
 
     fn written(&self) -> MutexGuard<'_, Written> {
@@ -79,7 +81,7 @@ impl MultipartUpload for Upload {
             return Err(self.gone());
         }
         let size = body.iter().map(|piece| piece.len() as u64).sum();
-        let fid = self.shared.put(&self.key, &body, checksum, false).await.map_err(|failed| failed.error)?;
+        let fid = self.shared.put(&self.key, &body, checksum, None, false).await.map_err(|failed| failed.error)?;
         let part = Part { number, etag: fid.to_string(), size, checksum: Some(checksum) };
         let mut written = self.written();
         if let Some(before) = written.parts.insert(number, part.clone()) {
@@ -112,7 +114,7 @@ impl MultipartUpload for Upload {
             CreateError::DidNotHappen(error)
         })?;
         let checksum = crc32c(&body);
-        let fid = self.shared.put(&self.key, &body, checksum, true).await?;
+        let fid = self.shared.put(&self.key, &body, checksum, self.note.as_deref(), true).await?;
         let replaced = std::mem::take(&mut self.written().replaced);
         // What cannot be removed costs space only.
         let _ = self.remove(replaced).await;
@@ -138,13 +140,14 @@ pub(super) async fn put_in_parts(
     key: &Key,
     body: &[Bytes],
     checksum: Crc32c,
+    note: Option<String>,
 ) -> Result<Stored, CreateError> {
     let actual = crc32c(body);
     if actual != checksum {
         let message = format!("the body has checksum {actual}, not {checksum}");
         return Err(CreateError::DidNotHappen(shared.error(StoreErrorKind::Corrupt, "put", Some(key), message)));
     }
-    let upload = Upload::new(shared, key, "");
+    let upload = Upload { note, ..Upload::new(shared, key, "") };
     let mut pieces: Vec<Bytes> = body.iter().rev().cloned().collect();
     let mut parts = Vec::new();
     let outcome = async {

@@ -5,6 +5,7 @@ use crate::{
     ByteStream, Found, GetOptions, ObjectMeta, StoreError, StoreErrorKind,
     attempt::{Failed, chain, retried},
     pieces::Pieces,
+    store::NOTE,
 };
 use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _, future::BoxFuture};
@@ -15,6 +16,9 @@ use std::sync::{Arc, atomic::Ordering};
 
 /// Anything else makes a volume server interpret the body: a form's type stores nothing, none compresses it.
 const BODY_TYPE: &str = "application/octet-stream";
+
+/// Headers that start so are kept with a needle, and come back without it.
+const KEPT: &str = "seaweed-";
 
 /// What a volume server says when it cannot read a chunk of a manifest from another one.
 const CHUNK_FAILED: &str = "chunk needle error";
@@ -100,7 +104,14 @@ impl Shared {
     }
 
     /// Stores a needle under a new id. `manifest`: the body is a list of chunks.
-    pub(super) async fn put(&self, key: &Key, body: &[Bytes], checksum: Crc32c, manifest: bool) -> Result<Fid, Failed> {
+    pub(super) async fn put(
+        &self,
+        key: &Key,
+        body: &[Bytes],
+        checksum: Crc32c,
+        note: Option<&str>,
+        manifest: bool,
+    ) -> Result<Fid, Failed> {
         let size = size_of(body);
         retried(self.config.attempts, || async {
             let assigned = self.assign(size).await?;
@@ -109,7 +120,10 @@ impl Shared {
                 Some(_) => self.token(assigned.first, true).await?,
                 None => assigned.token.clone(),
             };
-            let request = body_of(self.request(Method::PUT, &assigned.server, &path, token), body);
+            let mut request = body_of(self.request(Method::PUT, &assigned.server, &path, token), body);
+            if let Some(note) = note {
+                request = request.header(format!("{KEPT}{NOTE}"), note);
+            }
             let stored = match self.ask("put", Some(key), size, request).await {
                 Ok(answer) => self.check(key, size, checksum, answer.etag.as_deref(), &answer.body),
                 Err(failed) => Err(failed),
@@ -210,7 +224,7 @@ impl Shared {
         let size = http::header(&answer, "content-length").and_then(|text| text.parse().ok());
         let size =
             size.ok_or_else(|| self.strange("head", key, "the volume server does not say how long it is".into()))?;
-        Ok(ObjectMeta { size, etag: http::etag(&answer), version: None, content_type: None })
+        Ok(meta_of(&answer, size))
     }
 
     async fn get_at(
@@ -258,11 +272,11 @@ impl Shared {
         if answer.status() != 200 {
             return Err(self.unread("get", key, answer).await);
         }
-        let etag = http::etag(&answer);
+        let mut meta = meta_of(&answer, 0);
         let body = answer.bytes().await.unwrap_or_default();
         let manifest: Manifest = serde_json::from_slice(&body)
             .map_err(|error| self.strange("get", key, format!("its list of chunks is not readable: {error}")))?;
-        let meta = ObjectMeta { size: manifest.size, etag, version: None, content_type: None };
+        meta.size = manifest.size;
         self.check_pin(key, options, &meta)?;
         let whole = ByteRange { offset: 0, length: manifest.size };
         let body = chunk_stream(Arc::clone(self), manifest, options.range.unwrap_or(whole));
@@ -336,7 +350,7 @@ impl Shared {
         size: u64,
         length: u64,
     ) -> Result<Found, Failed> {
-        let meta = ObjectMeta { size, etag: http::etag(&answer), version: None, content_type: None };
+        let meta = meta_of(&answer, size);
         self.check_pin(key, options, &meta)?;
         let limit = self.config.request_timeout;
         let (key, name) = (key.clone(), self.name.to_string());
@@ -496,6 +510,12 @@ fn chunk_stream(shared: Arc<Shared>, manifest: Manifest, range: ByteRange) -> By
 
 fn size_of(body: &[Bytes]) -> u64 {
     body.iter().map(|piece| piece.len() as u64).sum()
+}
+
+/// What an answer says of the needle.
+fn meta_of(answer: &Response, size: u64) -> ObjectMeta {
+    let note = http::header(answer, NOTE).map(str::to_owned);
+    ObjectMeta { size, etag: http::etag(answer), note, ..ObjectMeta::default() }
 }
 
 fn body_of(request: RequestBuilder, body: &[Bytes]) -> RequestBuilder {

@@ -4,7 +4,7 @@ use crate::Finding;
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
 use refstream::{
-    Client, Delivery, FetchError, FetchedObject, OpenStoreError, Payload, Sidecar, UnreadableObject,
+    BlockSums, Client, Delivery, FetchError, FetchedObject, OpenStoreError, Payload, UnreadableObject,
     stores::{BlobStore, GetOptions, StoreError, StoreErrorKind},
 };
 use refstream_format::pack::{self, PackEntry, PackFooter, TRAILER_BYTES};
@@ -64,7 +64,7 @@ pub(crate) struct Objects {
     client: Client,
     deep: bool,
     sizes: HashMap<Object, Answer>,
-    /// Objects whose sidecar or footer was looked at.
+    /// Objects whose block checksums or footer were looked at.
     inspected: HashSet<Object>,
 }
 
@@ -330,7 +330,7 @@ impl Stored {
 }
 
 /// Reads a run of blobs and hashes each. Whatever fails is read again by itself, which says exactly what is wrong. With `inspect`
-/// also what helps readers of the object: its sidecar, or a pack's footer.
+/// also what helps readers of the object: its block checksums, or a pack's footer.
 async fn read(stored: Stored, span: Vec<Blob>, inspect: bool) -> Outcome {
     let mut outcome: Outcome = (0, Vec::new(), None);
     let together = if span.len() > 1 { read_together(&stored, &span).await } else { None };
@@ -389,15 +389,14 @@ async fn inspected(stored: &Stored, blob: &Blob) -> Result<Option<Finding>, Fetc
             )),
         });
     }
-    Ok(match blob.payload.sidecar().await? {
-        Sidecar::NotNeeded | Sidecar::Intact => None,
-        Sidecar::Unusable { key, why } => Some(Finding {
+    Ok(match blob.payload.block_sums().await? {
+        BlockSums::NotNeeded | BlockSums::Intact => None,
+        BlockSums::Unusable { key, why } => Some(Finding {
             object: stored.store.uri(&key),
             ..blob.finding(
-                "sidecar",
+                "block-sums",
                 format!(
-                    "the block checksums of the object {} cannot be used: {why}; ranges of it are read whole until they \
-                     are rebuilt",
+                    "the block checksums of the object {} cannot be used: {why}; for a range, all of it is read",
                     blob.object
                 ),
             )

@@ -23,7 +23,7 @@ pub(crate) const LISTED: usize = 10_000;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// `gap`, `unreadable`, `missing`, `size`, `damaged`, `overwritten`, `store`; of what helps readers of an object, named with one of its
-    /// records: `sidecar`, `footer`.
+    /// records: `block-sums`, `footer`.
     pub kind: &'static str,
     /// The topic.
     pub topic: String,
@@ -96,7 +96,7 @@ pub struct Unfinished {
 }
 
 /// Checks each record of a topic: offsets dense, its object there and large enough; with `deep` each payload fetched and hashed, and
-/// the sidecar of each large object and the footer of each pack read.
+/// the block checksums of each large object and the footer of each pack read.
 ///
 /// # Errors
 /// When the topic cannot be read, or a broker or store is out of reach for as long as the client's timeout.

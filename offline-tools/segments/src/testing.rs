@@ -201,7 +201,7 @@ impl BlobStore for MapStore {
     async fn get(&self, key: &Key, options: &GetOptions) -> Result<Found, StoreError> {
         self.pause().await;
         let bytes = self.run(key, "get", |inner| inner.objects.get(key).cloned())?.ok_or_else(|| Self::missing(key))?;
-        let meta = ObjectMeta { size: bytes.len() as u64, etag: None, version: None, content_type: None };
+        let meta = ObjectMeta { size: bytes.len() as u64, ..ObjectMeta::default() };
         let bytes = options.range.map_or(bytes.clone(), |range| part_of(&bytes, range));
         self.0.lock().unwrap().reads.push((key.clone(), bytes.len() as u64));
         // Two pieces, as a network might deliver them.
@@ -212,7 +212,7 @@ impl BlobStore for MapStore {
     async fn head(&self, key: &Key) -> Result<Option<ObjectMeta>, StoreError> {
         self.pause().await;
         let size = self.run(key, "head", |inner| inner.objects.get(key).map(Bytes::len))?;
-        Ok(size.map(|size| ObjectMeta { size: size as u64, etag: None, version: None, content_type: None }))
+        Ok(size.map(|size| ObjectMeta { size: size as u64, ..ObjectMeta::default() }))
     }
     async fn delete(&self, key: &Key) -> Result<(), StoreError> {
         self.remove(key).await

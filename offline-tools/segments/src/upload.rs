@@ -26,7 +26,7 @@ impl Upload {
     }
 
     fn attributes() -> Attributes {
-        Attributes { content_type: Some(CONTENT_TYPE.into()) }
+        Attributes { content_type: Some(CONTENT_TYPE.into()), ..Attributes::default() }
     }
 
     pub(crate) async fn push(&mut self, bytes: &[u8]) -> Result<(), StoreError> {

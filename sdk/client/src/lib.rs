@@ -34,7 +34,7 @@ pub use backfill::{JobOptions, JobPhase, JobStatus};
 pub use client::{Client, ClientOptions, StoreCredentials};
 pub use consumer::{Consumer, ConsumerOptions, Delivery, From};
 pub use error::*;
-pub use payload::{Payload, Sidecar};
+pub use payload::{BlockSums, Payload};
 pub use producer::{Ack, Permit, Producer, ProducerOptions, Ticket};
 pub use refstream_filer_adapter as stores;
 pub use refstream_types as types;

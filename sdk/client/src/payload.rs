@@ -1,9 +1,9 @@
 //! Fetching payloads, verified.
 //!
 //! What verifies a payload depends on its size. Blobs of at most 1 MiB are fetched whole: their CRC32C and the BLAKE3 of what they decode to
-//! must be right. Larger ones have a sidecar with the CRC32C of each stored MiB: a range is fetched in whole blocks, each verified before it
-//! is used. When the sidecar is gone, it is computed afresh from one pass over the whole object, whose CRC32C must be right. Bytes that are wrong
-//! are fetched once more, in case they were damaged on the way, before the object is called damaged.
+//! must be right. Of larger ones the store keeps the CRC32C of each stored MiB, with the object or in a sidecar: a range is fetched in whole blocks,
+//! each verified before it is used. When these sums are gone, they are computed afresh from one pass over the whole object, whose CRC32C must be right.
+//! Bytes that are wrong are fetched once more, in case they were damaged on the way, before the object is called damaged.
 //!
 //! Objects attached in place have no hash; the store is asked for exactly the pinned etag or version.
 
@@ -40,16 +40,16 @@ pub struct Payload {
     patience: Duration,
 }
 
-/// What became of a payload's sidecar, which holds the checksum of each stored MiB.
+/// What became of the checksums of each stored MiB of a payload, which the store keeps with its object or beside it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Sidecar {
+pub enum BlockSums {
     /// The payload has none: it is small, lies in a pack, or was attached in place.
     NotNeeded,
-    /// It is there and fits the payload's size.
+    /// They are there and fit the payload's size.
     Intact,
-    /// It is gone or damaged, and how. Ranges of the payload are read whole, to verify them, until it is rebuilt.
+    /// They are gone or damaged, and how. Ranges of the payload are read whole, to verify them.
     Unusable {
-        /// The sidecar.
+        /// The object that has them or should: the payload's own, or its sidecar.
         key: Key,
         /// What is wrong.
         why: String,
@@ -93,25 +93,24 @@ impl Payload {
         self
     }
 
-    /// Reads the sidecar and says whether it can be used.
+    /// Reads the checksums of the payload's blocks and says whether they can be used.
     ///
     /// # Errors
     /// When the store is out of reach.
-    pub async fn sidecar(&self) -> Result<Sidecar, FetchError> {
-        if !self.has_sidecar() {
-            return Ok(Sidecar::NotNeeded);
+    pub async fn block_sums(&self) -> Result<BlockSums, FetchError> {
+        if !self.has_block_sums() {
+            return Ok(BlockSums::NotNeeded);
         }
-        let why = match self.opened()?.sidecar().await? {
-            None => "it does not exist".to_owned(),
-            Some(bytes) => match Blocks::decode(&bytes) {
-                Err(error) => error.to_string(),
-                Ok(blocks) if blocks.size == self.reference.size => return Ok(Sidecar::Intact),
-                Ok(blocks) => {
-                    format!("it is of an object of {} bytes, the payload has {}", blocks.size, self.reference.size)
-                }
-            },
+        let (key, why) = match self.opened()?.sums().await? {
+            None => (Layout::blocks(&self.reference.key), "they do not exist".to_owned()),
+            Some((key, Err(error))) => (key, error.to_string()),
+            Some((_, Ok(blocks))) if blocks.size == self.reference.size => return Ok(BlockSums::Intact),
+            Some((key, Ok(blocks))) => {
+                let (of, size) = (blocks.size, self.reference.size);
+                (key, format!("they are of an object of {of} bytes, the payload has {size}"))
+            }
         };
-        Ok(Sidecar::Unusable { key: Layout::blocks(&self.reference.key), why })
+        Ok(BlockSums::Unusable { key, why })
     }
 
     /// What is fetched.
@@ -132,8 +131,8 @@ impl Payload {
         }
     }
 
-    /// Whether the blob has a sidecar, as one that has an object over 1 MiB to itself.
-    fn has_sidecar(&self) -> bool {
+    /// Whether the store keeps the sums of the blob's blocks, as of one that has an object over 1 MiB to itself.
+    fn has_block_sums(&self) -> bool {
         self.reference.size > BLOCK_BYTES && self.reference.offset.is_none() && self.reference.content_hash.is_some()
     }
 
@@ -217,7 +216,7 @@ impl Payload {
             let start = self.reference.range().offset;
             return object.read(ByteRange { offset: start + range.offset, length: range.length }).await;
         }
-        if !self.has_sidecar() {
+        if !self.has_block_sums() {
             let content = self.bytes().await?;
             return Ok(content.slice(range.offset as usize..(range.offset + range.length) as usize));
         }
@@ -265,7 +264,7 @@ impl Payload {
 
     async fn copy(&self, sink: &mut (dyn AsyncWrite + Send + Unpin), written: &mut u64) -> Result<(), FetchError> {
         let object = self.opened()?;
-        if self.reference.content_hash.is_some() && !self.has_sidecar() {
+        if self.reference.content_hash.is_some() && !self.has_block_sums() {
             let content = self.bytes().await?;
             self.write(sink, &content, written).await?;
             return self.finish(sink).await;
@@ -334,10 +333,9 @@ impl Payload {
         FetchError::Sink(Box::new(SinkFailed { object: self.object.clone(), why: error.to_string() }))
     }
 
-    /// The sums of the blob's blocks: from the sidecar, or from a pass over the whole.
+    /// The sums of the blob's blocks: as the store keeps them, or from a pass over the whole.
     async fn blocks(&self, object: &Object<'_>) -> Result<Blocks, FetchError> {
-        if let Some(sidecar) = object.sidecar().await?
-            && let Ok(blocks) = Blocks::decode(&sidecar)
+        if let Some((_, Ok(blocks))) = object.sums().await?
             && blocks.size == self.reference.size
         {
             return Ok(blocks);

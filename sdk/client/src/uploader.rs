@@ -10,7 +10,8 @@
 //! * **Medium**: one PUT.
 //! * **Large** (at least two parts): parts, in parallel, within the memory limit.
 //!
-//! An object over 1 MiB that holds one blob gets a sidecar with the CRC32C of each stored MiB, so that ranges can be verified.
+//! An object over 1 MiB that holds one blob has the CRC32C of each stored MiB, so that ranges can be verified: in the note that the store keeps with
+//! an object of one PUT, which makes it durable with the object itself, or in a sidecar object where there are parts, or too many for a note.
 //!
 //! **Order of writes**: object and sidecar are both durable before there is a receipt, and only a receipt makes a reference. Keys are
 //! random and used once, so a retry writes the same bytes to the same key, also in a later process (`notes`). **A crash** at any point leaves objects that nothing refers to;
@@ -386,11 +387,11 @@ impl Uploader {
         let content = given.content.clone();
         let hash = blocking(move || Ok::<_, UploadError>(encode::hash(&content)));
         let hash = async { hash.await? };
-        let attributes = Attributes { content_type: content_type.clone() };
+        let attributes = Attributes { content_type: content_type.clone(), ..Attributes::default() };
         let blob = (given.size, given.checksum, &given.blocks[..]);
         let object = async {
             match there {
-                true => store::put_sidecar(inner, &key, given.size, &given.blocks).await.map(|()| key.clone()),
+                true => self.completed_whole(&key, given.size, &given.blocks).await.map(|()| key.clone()),
                 false => store::put_blob(inner, &key, given.content.clone(), blob, &attributes).await,
             }
         };
@@ -417,10 +418,11 @@ impl Uploader {
             return Ok(Receipt { reference: prepared.reference(&inner.name, pack.key(), Some(offset), content_type) });
         }
         let (key, there) = self.begin_whole(prepared.size, prepared.checksum, notes.as_deref()).await?;
-        let attributes = Attributes { content_type: prepared.stored_type(content_type.as_deref()) };
+        let attributes =
+            Attributes { content_type: prepared.stored_type(content_type.as_deref()), ..Attributes::default() };
         let blob = (prepared.size, prepared.checksum, &prepared.blocks[..]);
         let key = match there {
-            true => store::put_sidecar(inner, &key, prepared.size, &prepared.blocks).await.map(|()| key)?,
+            true => self.completed_whole(&key, prepared.size, &prepared.blocks).await.map(|()| key)?,
             false => store::put_blob(inner, &key, prepared.stored.clone(), blob, &attributes).await?,
         };
         drop(room);
@@ -445,6 +447,14 @@ impl Uploader {
         let key = inner.new_key();
         notes.begun(&Begun { key: key.clone(), how }).await?;
         Ok((key, false))
+    }
+
+    /// Sees to it that an object which an earlier process stored in one request has the sums of its blocks.
+    async fn completed_whole(&self, key: &Key, size: u64, blocks: &[Crc32c]) -> Result<(), UploadError> {
+        match store::note_of(size, blocks) {
+            Some(_) => Ok(()),
+            None => store::put_sidecar(&self.inner, key, size, blocks).await,
+        }
     }
 
     /// Stores packs that are waiting for more payloads now.

@@ -1,4 +1,5 @@
-//! Checksums of the blocks of a large blob, so that ranged reads are verified: the sidecar object `<key>.blocks`.
+//! Checksums of the blocks of a large blob, so that ranged reads are verified: base64 in the note that the store keeps with the object, where that is
+//! short enough and the object was stored in one request; else the sidecar object `<key>.blocks`.
 //!
 //! | bytes | field |
 //! |---|---|
@@ -9,9 +10,10 @@
 //! | 4 | CRC32C of all bytes before it |
 
 use crate::{DecodeError, checked, crc32c};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use refstream_types::{ByteRange, Crc32c};
 
-/// Stored bytes per checksum. Blobs of at most this size have no sidecar: their reference's checksum serves.
+/// Stored bytes per checksum. Blobs of at most this size have no block checksums: their reference's checksum serves.
 pub const BLOCK_BYTES: u64 = 1 << 20;
 
 const MAGIC: [u8; 4] = *b"RFSK";
@@ -37,6 +39,22 @@ impl Blocks {
             writer.u32(checksum.0);
         }
         checked::finish(writer)
+    }
+    /// As [`Self::encode`], in base64, for the note of an object.
+    pub fn to_note(&self) -> String {
+        STANDARD.encode(self.encode())
+    }
+    /// Reads a note.
+    ///
+    /// # Errors
+    /// As [`Self::decode`].
+    pub fn from_note(note: &str) -> Result<Self, DecodeError> {
+        let bytes = STANDARD.decode(note).map_err(|error| DecodeError {
+            what: WHAT,
+            at: 0,
+            why: format!("no base64: {error}"),
+        })?;
+        Self::decode(&bytes)
     }
     /// Reads a sidecar.
     ///
@@ -103,13 +121,15 @@ mod tests {
             let size = (checksums.len() as u64 - 1) * BLOCK_BYTES + last;
             let blocks = Blocks { size, checksums: checksums.into_iter().map(Crc32c).collect() };
             let encoded = blocks.encode();
-            prop_assert_eq!(Blocks::decode(&encoded).unwrap(), blocks);
+            prop_assert_eq!(&Blocks::decode(&encoded).unwrap(), &blocks);
+            prop_assert_eq!(Blocks::from_note(&blocks.to_note()).unwrap(), blocks);
             detects_damage(&encoded, Blocks::decode);
         }
 
         #[test]
         fn hostile_bytes_do_not_panic(body in vec(any::<u8>(), 0..40)) {
             Blocks::decode(&body).unwrap_err();
+            Blocks::from_note(&String::from_utf8_lossy(&body)).unwrap_err();
             let mut writer = checked::begin(MAGIC, VERSION);
             writer.raw(&body);
             let _ = Blocks::decode(&checked::finish(writer));

@@ -3,13 +3,15 @@
 #![allow(clippy::unwrap_used)]
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use refstream::{
     BackfillEvent, BackfillOptions, Client, ClientOptions, ConsumeError, Consumer, ConsumerOptions, Delivery,
     ErrorClass, From, ProducerOptions, SegmentState, Source, TopicError, UploadOptions,
 };
 use refstream_core::Settings;
-use refstream_filer_adapter::{BlobStore, Runtime, TokioRuntime, memory::MemoryStore};
+use refstream_filer_adapter::{Attributes, BlobStore, Runtime, TokioRuntime, memory::MemoryStore};
 use refstream_format::{
+    blocks::Blocks,
     cluster_log::{SealedSegment, TopicState},
     manifest::Manifest,
 };
@@ -17,7 +19,7 @@ use refstream_journal::Metadata;
 use refstream_proto::v1;
 use refstream_server::{Compacted, Compactor, CompactorError, Server, ServerConfig, StoreDescription};
 use refstream_types::{
-    ByteRange, ContentHash, Layout, Offset, PartitionId, Record, StoreName, TopicConfig, TopicName, Value,
+    ByteRange, ContentHash, Crc32c, Key, Layout, Offset, PartitionId, Record, StoreName, TopicConfig, TopicName, Value,
 };
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -378,7 +380,7 @@ async fn damage_of_what_helps_readers_is_found_once_an_object() {
     let deployment = Deployment::new();
     let (_server, client) = with_topic(&deployment, 2).await;
     let folder = tempfile::tempdir().unwrap();
-    for name in ["flipped", "emptied", "truncated", "deleted", "good"] {
+    for name in ["flipped", "garbled", "foreign", "deleted", "beside", "damaged beside", "good"] {
         let contents = vec![name.len() as u8; 3 << 20];
         let noise: Vec<u8> = contents.iter().zip(0_u32..).map(|(a, b)| a ^ blake3_byte(name, b)).collect();
         std::fs::write(folder.path().join(name), noise).unwrap();
@@ -389,7 +391,7 @@ async fn damage_of_what_helps_readers_is_found_once_an_object() {
     let options = BackfillOptions { paths: vec![folder.path().to_owned()], ..BackfillOptions::default() };
     client.backfill(&topic(), options).await.unwrap().run(|_| {}).await.unwrap();
     let seen = refstream_check::verify(&client, &topic(), true, |_| {}).await.unwrap();
-    assert_eq!((seen.records, seen.wrong), (25, 0), "{:?}", seen.findings);
+    assert_eq!((seen.records, seen.wrong), (27, 0), "{:?}", seen.findings);
 
     let references: BTreeMap<String, refstream_types::Reference> = all(&client)
         .await
@@ -400,35 +402,50 @@ async fn damage_of_what_helps_readers_is_found_once_an_object() {
         })
         .collect();
     let store: &dyn BlobStore = &deployment.store;
-    for (name, keep) in [("flipped", None), ("emptied", Some(0)), ("truncated", Some(9)), ("deleted", None)] {
-        let sidecar = Layout::blocks(&references[name].key);
-        let bytes = deployment.store.peek(&sidecar).unwrap();
-        if name == "flipped" {
-            assert!(deployment.store.flip_bit(&sidecar, bytes.len() as u64 - 6));
-            continue;
-        }
-        assert!(deployment.store.lose(&sidecar));
-        if let Some(keep) = keep {
-            let bytes = bytes.slice(..keep);
-            let checksum = refstream_format::crc32c(&bytes);
-            store.put(&sidecar, vec![bytes], checksum, &Default::default()).await.unwrap();
+    let put = async |key: &Key, bytes: Bytes, note: Option<String>| {
+        let checksum = refstream_format::crc32c(&bytes);
+        let attributes = Attributes { note, ..Attributes::default() };
+        store.put(key, vec![bytes], checksum, &attributes).await.unwrap();
+    };
+    let intact = store.head(&references["good"].key).await.unwrap().unwrap().note.unwrap();
+    let other = Blocks { size: 1 << 20, checksums: vec![Crc32c(7)] };
+    let mut flipped = intact.clone().into_bytes();
+    let last = flipped.len() - 8;
+    flipped[last] = if flipped[last] == b'A' { b'B' } else { b'A' };
+    let notes = [
+        ("flipped", Some(String::from_utf8(flipped).unwrap())),
+        ("garbled", Some("!".to_owned())),
+        ("foreign", Some(other.to_note())),
+        ("deleted", None),
+        ("beside", None),
+        ("damaged beside", None),
+    ];
+    for (name, note) in notes {
+        let key = &references[name].key;
+        let had = store.head(key).await.unwrap().unwrap().note.unwrap();
+        put(key, deployment.store.peek(key).unwrap(), note).await;
+        if name.ends_with("beside") {
+            let sums = Blocks::from_note(&had).unwrap().encode();
+            put(&Layout::blocks(key), sums.into(), None).await;
         }
     }
+    assert!(deployment.store.flip_bit(&Layout::blocks(&references["damaged beside"].key), 20));
     let pack = &references["small-3"].key;
     assert!(deployment.store.flip_bit(pack, deployment.store.peek(pack).unwrap().len() as u64 - 30));
 
     let seen = refstream_check::verify(&client, &topic(), true, |_| {}).await.unwrap();
     let mut found: Vec<(&str, &str)> = seen.findings.iter().map(|f| (f.kind, f.object.as_str())).collect();
-    let sidecar = |name: &str| store.uri(&Layout::blocks(&references[name].key));
-    let mut expected: Vec<(&str, String)> =
-        ["flipped", "emptied", "truncated", "deleted"].map(|name| ("sidecar", sidecar(name))).to_vec();
+    let object = |name: &str| ("block-sums", store.uri(&references[name].key));
+    let sidecar = |name: &str| ("block-sums", store.uri(&Layout::blocks(&references[name].key)));
+    let mut expected = ["flipped", "garbled", "foreign"].map(object).to_vec();
+    expected.extend(["deleted", "damaged beside"].map(sidecar));
     expected.push(("footer", store.uri(pack)));
     found.sort_unstable();
     expected.sort_unstable();
     assert_eq!(found, expected.iter().map(|(kind, uri)| (*kind, uri.as_str())).collect::<Vec<_>>());
-    let finding = seen.findings.iter().find(|finding| finding.kind == "sidecar").unwrap();
-    assert!(finding.detail.contains("read whole until"), "{}", finding.detail);
-    assert_eq!(seen.bytes, (15 << 20) + (0..20).map(|n| format!("file number {n}").len() as u64).sum::<u64>());
+    let finding = seen.findings.iter().find(|finding| finding.kind == "block-sums").unwrap();
+    assert!(finding.detail.contains("for a range, all of it is read"), "{}", finding.detail);
+    assert_eq!(seen.bytes, (21 << 20) + (0..20).map(|n| format!("file number {n}").len() as u64).sum::<u64>());
     assert_eq!(refstream_check::verify(&client, &topic(), false, |_| {}).await.unwrap().wrong, 0);
 }
 

@@ -97,7 +97,7 @@ async fn large_bodies_and_parts_arrive_whole() {
     let rig = rig().await;
     let bytes = pattern(9_000_000, 2);
     let pieces = bytes.chunks(1_000_001).map(|piece| bytes.slice_ref(piece)).collect();
-    let attributes = Attributes { content_type: Some("image/png".to_owned()) };
+    let attributes = Attributes { content_type: Some("image/png".to_owned()), ..Attributes::default() };
     let stored = rig.client.put(&key("big"), pieces, crc32c(&bytes), &attributes).await.unwrap();
     let found = rig.client.get(&key("big"), &GetOptions::default()).await.unwrap();
     assert_eq!((found.meta.etag, found.meta.content_type), (stored.etag, attributes.content_type.clone()));

@@ -4,8 +4,12 @@ use crate::{DamagedObject, FetchError, FetchedObject, backoff::Backoff};
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt;
 use refstream_filer_adapter::{BlobStore, ByteStream, GetOptions, Runtime, StoreError, StoreErrorKind};
+use refstream_format::{DecodeError, blocks::Blocks};
 use refstream_types::{ByteRange, Key, Layout, Reference};
 use std::{fmt::Display, time::Duration};
+
+/// Blobs of fewer stored bytes were likely stored in one request: by default, twice the least size of a part.
+const ONE_REQUEST_BYTES: u64 = 16 << 20;
 
 /// The object of a reference.
 pub(super) struct Object<'a> {
@@ -52,27 +56,53 @@ impl<'a> Object<'a> {
         }
     }
 
-    /// The sidecar's bytes; `None` when there is none.
-    pub(super) async fn sidecar(&self) -> Result<Option<Bytes>, FetchError> {
-        let key = Layout::blocks(&self.reference.key);
-        let mut patience = Patience::new(self.runtime, self.patience);
-        loop {
-            let error = match limited(self.runtime, self.patience, self.reference, self.sidecar_once(&key)).await {
-                Ok(bytes) => return Ok(Some(bytes)),
-                Err(error) if error.is_not_found() => return Ok(None),
-                Err(error) => error,
-            };
-            patience.wait(error).await.map_err(|error| self.failed(error))?;
+    /// What the store keeps of the sums of the blob's blocks, with the object that has them: the blob's own, in its note, or the sidecar.
+    pub(super) async fn sums(&self) -> Result<Option<(Key, Result<Blocks, DecodeError>)>, FetchError> {
+        // What was likely stored in one request has them in its note: then the first question is the last.
+        if self.reference.size < ONE_REQUEST_BYTES {
+            let noted = self.noted_sums().await?;
+            return if noted.is_some() { Ok(noted) } else { self.sidecar().await };
         }
+        let beside = self.sidecar().await?;
+        if beside.is_some() { Ok(beside) } else { self.noted_sums().await }
     }
 
-    async fn sidecar_once(&self, key: &Key) -> Result<Bytes, StoreError> {
-        let mut body = self.store.get(key, &GetOptions::default()).await?.body;
-        let mut pieces = Vec::new();
-        while let Some(piece) = body.next().await {
-            pieces.push(piece?);
+    async fn noted_sums(&self) -> Result<Option<(Key, Result<Blocks, DecodeError>)>, FetchError> {
+        let key = &self.reference.key;
+        let meta = self.asked(|| self.store.head(key)).await?;
+        Ok(meta.and_then(|meta| meta.note).map(|note| (key.clone(), Blocks::from_note(&note))))
+    }
+
+    async fn sidecar(&self) -> Result<Option<(Key, Result<Blocks, DecodeError>)>, FetchError> {
+        let key = Layout::blocks(&self.reference.key);
+        let read = async || {
+            let mut body = match self.store.get(&key, &GetOptions::default()).await {
+                Ok(found) => found.body,
+                Err(error) if error.is_not_found() => return Ok(None),
+                Err(error) => return Err(error),
+            };
+            let mut pieces = Vec::new();
+            while let Some(piece) = body.next().await {
+                pieces.push(piece?);
+            }
+            Ok(Some(super::joined(pieces)))
+        };
+        let bytes = self.asked(read).await?;
+        Ok(bytes.map(|bytes| (key, Blocks::decode(&bytes))))
+    }
+
+    /// Asks the store until it answers, or patience is at its end.
+    async fn asked<T, Answer: Future<Output = Result<T, StoreError>>>(
+        &self,
+        ask: impl Fn() -> Answer,
+    ) -> Result<T, FetchError> {
+        let mut patience = Patience::new(self.runtime, self.patience);
+        loop {
+            match limited(self.runtime, self.patience, self.reference, ask()).await {
+                Ok(answer) => return Ok(answer),
+                Err(error) => patience.wait(error).await.map_err(|error| self.failed(error))?,
+            }
         }
-        Ok(super::joined(pieces))
     }
 }
 

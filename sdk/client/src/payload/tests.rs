@@ -3,6 +3,7 @@ use crate::{
     ErrorClass, UploadOptions,
     uploader::tests::{fixture, noise, text},
 };
+use refstream_filer_adapter::Attributes;
 use refstream_types::{Layout, Record, Value};
 use std::time::Duration;
 
@@ -65,20 +66,33 @@ async fn one_flipped_bit_of_a_large_blob_spoils_only_its_own_mib() {
 }
 
 #[tokio::test]
-async fn a_lost_or_damaged_sidecar_does_not_cost_the_payload() {
+async fn lost_or_damaged_block_sums_do_not_cost_the_payload() {
     let fixture = fixture(options());
     let content = noise((3 << 20) + 1);
     let reference = fixture.upload(content.clone()).await;
-    let sidecar = Layout::blocks(&reference.key);
-    assert!(fixture.store.flip_bit(&sidecar, 20));
     let range = ByteRange { offset: (2 << 20) - 1, length: 1 << 20 };
     let expected = &content[range.offset as usize..range.end().unwrap() as usize];
-    assert_eq!(fixture.payload(&reference).range(range).await.unwrap(), expected);
-    assert!(fixture.store.lose(&sidecar));
-    assert_eq!(fixture.payload(&reference).range(range).await.unwrap(), expected);
-    let mut copy = Vec::new();
-    fixture.payload(&reference).copy_to(&mut copy).await.unwrap();
-    assert_eq!(copy, content);
+    let sums = fixture.store.head(&reference.key).await.unwrap().unwrap().note.unwrap();
+    let sidecar = Layout::blocks(&reference.key);
+    // With an intact sidecar; with a damaged one; with a damaged note; with nothing.
+    for (note, beside) in [(None, Some(0)), (None, Some(0x55)), (Some("AAAA"), None), (None, None)] {
+        fixture.store.lose(&sidecar);
+        let attributes = Attributes { note: note.map(str::to_owned), ..Attributes::default() };
+        let put = async |key, bytes: Bytes| {
+            let checksum = refstream_format::crc32c(&bytes);
+            fixture.store.put(key, vec![bytes], checksum, &attributes).await.unwrap();
+        };
+        put(&reference.key, content.clone()).await;
+        if let Some(damage) = beside {
+            let mut sums = Blocks::from_note(&sums).unwrap().encode();
+            sums[20] ^= damage;
+            put(&sidecar, sums.into()).await;
+        }
+        assert_eq!(fixture.payload(&reference).range(range).await.unwrap(), expected);
+        let mut copy = Vec::new();
+        fixture.payload(&reference).copy_to(&mut copy).await.unwrap();
+        assert_eq!(copy, content);
+    }
     assert!(fixture.store.flip_bit(&reference.key, 7));
     damaged(&fixture.payload(&reference).range(range).await.unwrap_err());
 }

@@ -278,7 +278,8 @@ pub(super) async fn upload(
         None => None,
     };
     let mut encoder = Encoder::new(level);
-    let attributes = Attributes { content_type: stored_type(encoder.encoding(), content_type.as_deref()) };
+    let attributes =
+        Attributes { content_type: stored_type(encoder.encoding(), content_type.as_deref()), ..Attributes::default() };
     let target = target(inner, part_bytes, level.is_some(), &attributes, notes.as_deref()).await?;
     let Target { key, upload, there } = target;
     let mut started = upload.map(|upload| Started { upload, keep: notes.is_some() });

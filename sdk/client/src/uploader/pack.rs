@@ -180,7 +180,8 @@ fn close(inner: &Arc<Inner>, pack: OpenPack) {
             sum.update(piece);
         }
         let checksum = refstream_types::Crc32c(sum.finalize() as u32);
-        let attributes = Attributes { content_type: Some(refstream_format::pack::CONTENT_TYPE.to_owned()) };
+        let attributes =
+            Attributes { content_type: Some(refstream_format::pack::CONTENT_TYPE.to_owned()), ..Attributes::default() };
         let size = body.iter().map(|piece| piece.len() as u64).sum();
         let note = async |key: &Key| match &inner.notes {
             Some(notes) if !blobs.is_empty() => {

@@ -4,7 +4,7 @@ use super::Inner;
 use crate::{NotStored, UploadError, backoff::Backoff};
 use bytes::Bytes;
 use futures::StreamExt as _;
-use refstream_filer_adapter::{Attributes, CreateError, GetOptions, StoreError, StoreErrorKind};
+use refstream_filer_adapter::{Attributes, CreateError, GetOptions, MAX_NOTE_BYTES, StoreError, StoreErrorKind};
 use refstream_format::blocks::{BLOCK_BYTES, Blocks};
 use refstream_types::{Crc32c, Key, Layout};
 use std::{future::Future, time::Duration};
@@ -76,8 +76,8 @@ pub(super) async fn put(
     Ok(stored.key)
 }
 
-/// Stores an object that holds one blob, and the sums of its blocks; returns its key. Both are on their way at once, unless the sums have to
-/// wait for the key.
+/// Stores an object that holds one blob, with the sums of its blocks; returns its key. Sums that are too many for the object's note are an
+/// object of their own: both are on their way at once, unless the sums have to wait for the key.
 pub(super) async fn put_blob(
     inner: &Inner,
     key: &Key,
@@ -85,7 +85,11 @@ pub(super) async fn put_blob(
     (size, checksum, blocks): (u64, Crc32c, &[Crc32c]),
     attributes: &Attributes,
 ) -> Result<Key, UploadError> {
-    let object = put(inner, key, body, checksum, attributes);
+    let noted = Attributes { note: note_of(size, blocks), ..attributes.clone() };
+    let object = put(inner, key, body, checksum, &noted);
+    if noted.note.is_some() {
+        return object.await;
+    }
     if inner.store.names_objects() {
         let key = object.await?;
         put_sidecar(inner, &key, size, blocks).await?;
@@ -135,7 +139,16 @@ pub(super) async fn has(inner: &Inner, key: &Key, size: u64) -> Result<bool, Upl
     Ok(found.is_some_and(|meta| meta.size == size))
 }
 
-/// Stores the sums of a blob's blocks, when it has more than one.
+/// The sums of a blob's blocks as the note of its object; `None` where there is one block at most, or the note were too long.
+pub(super) fn note_of(size: u64, blocks: &[Crc32c]) -> Option<String> {
+    // Each sum takes more than four characters: the sums of a large blob are not written to be thrown away.
+    if size <= BLOCK_BYTES || blocks.len() > MAX_NOTE_BYTES / 4 {
+        return None;
+    }
+    Some(Blocks { size, checksums: blocks.to_vec() }.to_note()).filter(|note| note.len() <= MAX_NOTE_BYTES)
+}
+
+/// Stores the sums of a blob's blocks as an object of their own, when it has more than one.
 pub(super) async fn put_sidecar(inner: &Inner, key: &Key, size: u64, blocks: &[Crc32c]) -> Result<(), UploadError> {
     if size <= BLOCK_BYTES {
         return Ok(());

@@ -112,16 +112,28 @@ async fn an_empty_payload_is_a_payload() {
 }
 
 #[tokio::test]
-async fn an_object_over_a_mib_has_its_blocks_beside_it() {
+async fn an_object_over_a_mib_has_its_block_sums_in_one_request_with_it() {
     let fixture = fixture(UploadOptions::default());
     let content = noise((5 << 20) + 17);
     let reference = fixture.upload(content.clone()).await;
     assert_eq!(reference.encoding, ContentEncoding::Identity);
     assert_eq!(fixture.store.operations(Operation::PutPart), 0);
-    let blocks = Blocks::decode(&fixture.store.peek(&Layout::blocks(&reference.key)).unwrap()).unwrap();
+    assert_eq!(fixture.store.operations(Operation::Put), 1);
+    let note = fixture.store.head(&reference.key).await.unwrap().unwrap().note.unwrap();
+    let blocks = Blocks::from_note(&note).unwrap();
     assert_eq!(blocks.size, content.len() as u64);
     let sums: Vec<_> = content.chunks(1 << 20).map(refstream_format::crc32c).collect();
     assert_eq!(blocks.checksums, sums);
+}
+
+#[test]
+fn sums_go_into_the_note_as_long_as_they_fit() {
+    let note_of = |blocks: u64| super::store::note_of(blocks << 20, &vec![Crc32c(u32::MAX); blocks as usize]);
+    assert_eq!(note_of(1), None);
+    let most = (2..1_000).take_while(|blocks| note_of(*blocks).is_some()).last().unwrap();
+    assert!(most >= 32, "objects of one request have up to twice the least size of a part: {most}");
+    assert!(note_of(most).unwrap().len() <= refstream_filer_adapter::MAX_NOTE_BYTES);
+    assert!((most + 1..most + 1_000).all(|blocks| note_of(blocks).is_none()));
 }
 
 async fn round_trip(fixture: &Fixture, source: Source, content: &Bytes) -> Reference {
