@@ -329,26 +329,26 @@ impl MemoryStore {
         };
         let listed = {
             let objects = self.objects();
-            let mut sizes: BTreeMap<&Key, u64> = objects
+            let mut found: BTreeMap<&Key, (u64, Option<&str>)> = objects
                 .objects
                 .range::<str, _>((Bound::Included(prefix), Bound::Unbounded))
                 .take_while(|(key, _)| key.as_str().starts_with(prefix))
-                .map(|(key, object)| (key, object.bytes.len() as u64))
+                .map(|(key, object)| (key, (object.bytes.len() as u64, Some(object.etag.as_str()))))
                 .collect();
             for change in objects.history.iter().rev() {
                 if stale.is_none_or(|stale| change.at <= stale) {
                     break;
                 }
                 match change.before {
-                    Some(size) if change.key.as_str().starts_with(prefix) => sizes.insert(&change.key, size),
-                    _ => sizes.remove(&change.key),
+                    Some(size) if change.key.as_str().starts_with(prefix) => found.insert(&change.key, (size, None)),
+                    _ => found.remove(&change.key),
                 };
             }
-            sizes
+            found
                 .into_iter()
                 .filter(|(key, _)| after.is_none_or(|after| *key > after))
                 .take(limit)
-                .map(|(key, size)| Listed { key: key.clone(), size })
+                .map(|(key, (size, etag))| Listed { key: key.clone(), size, etag: etag.map(str::to_owned) })
                 .collect()
         };
         self.answer().await;

@@ -19,7 +19,7 @@ use crate::{
 };
 use async_trait::async_trait;
 use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
-use aws_sdk_s3::types::{ServerSideEncryption, StorageClass};
+use aws_sdk_s3::types::{Object, ServerSideEncryption, StorageClass};
 use aws_sdk_s3::{
     Client,
     config::{
@@ -487,7 +487,7 @@ impl S3Store {
                 after = Some(key.to_owned());
                 // Objects that others put beside ours may have names that no key of ours has.
                 if let Ok(key) = key.parse() {
-                    found.push(Listed { key, size: object.size().and_then(|n| u64::try_from(n).ok()).unwrap_or(0) });
+                    found.push(listed(key, object));
                 }
             }
             if !answer.is_truncated().unwrap_or(false) || answer.contents().is_empty() {
@@ -522,6 +522,12 @@ impl S3Store {
         });
         optional(read.await)
     }
+}
+
+/// What a listing tells of an object.
+fn listed(key: Key, object: &Object) -> Listed {
+    let size = object.size().and_then(|n| u64::try_from(n).ok()).unwrap_or(0);
+    Listed { key, size, etag: bare_etag(object.e_tag()) }
 }
 
 /// `None` for what is not there.

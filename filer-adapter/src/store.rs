@@ -26,6 +26,15 @@ pub struct Listed {
     pub key: Key,
     /// Its size in bytes.
     pub size: u64,
+    /// Its ETag without quotes, the one that `head` answers; `None` where the listing does not tell it.
+    pub etag: Option<String>,
+}
+
+impl Listed {
+    /// An object of which no more is told than its size.
+    pub fn new(key: Key, size: u64) -> Self {
+        Self { key, size, etag: None }
+    }
 }
 
 /// The small-object namespace that all coordination rests on.

@@ -72,7 +72,7 @@ impl Filer for Shelf {
     async fn list(&self, prefix: &str, after: Option<&Key>, limit: usize) -> Result<Vec<Listed>, StoreError> {
         let objects = self.objects.lock().unwrap();
         let found = objects.iter().filter(|(key, _)| key.as_str().starts_with(prefix) && after.is_none_or(|a| a < key));
-        Ok(found.take(limit).map(|(key, bytes)| Listed { key: key.clone(), size: bytes.len() as u64 }).collect())
+        Ok(found.take(limit).map(|(key, bytes)| Listed::new(key.clone(), bytes.len() as u64)).collect())
     }
 }
 

@@ -1,7 +1,7 @@
 //! [`BlobStore`](crate::BlobStore): objects in one request.
 
 use super::{Bench, noise, odd_names, refusable_names};
-use crate::{Attributes, CreateError, Found, GetOptions, MAX_NOTE_BYTES, StoreError, StoreErrorKind, crc32c};
+use crate::{Attributes, CreateError, Found, GetOptions, Listed, MAX_NOTE_BYTES, StoreError, StoreErrorKind, crc32c};
 use bytes::{Bytes, BytesMut};
 use futures::TryStreamExt;
 use refstream_types::{ByteRange, Crc32c, Key, Layout};
@@ -36,6 +36,13 @@ async fn put(bench: &Bench, key: &Key, body: Vec<Bytes>) -> Key {
     assert_eq!(stored.size, size as u64);
     assert!(bench.blobs.names_objects() || stored.key == *key, "{}", stored.key);
     stored.key
+}
+
+/// Whoever pins the ETag of a listing must find it at the object.
+pub(super) async fn same_etag(bench: &Bench, listed: &Listed) {
+    let meta = bench.blobs.head(&listed.key).await.unwrap().expect("what is listed is there");
+    let told = listed.etag.as_ref();
+    assert!(told.is_none_or(|told| Some(told) == meta.etag.as_ref()), "the listing tells the ETag {told:?}: {meta:?}");
 }
 
 async fn got(bench: &Bench, key: &Key, options: &GetOptions) -> Result<Bytes, StoreError> {
@@ -74,6 +81,7 @@ async fn what_is_put_is_got(bench: &Bench) {
     if !bench.blobs.names_objects() {
         let listed = bench.blobs.list_blobs(&bench.prefix("put/"), None, 10).await.unwrap();
         assert_eq!(listed.iter().map(|listed| (&listed.key, listed.size)).collect::<Vec<_>>(), [(&key, 12)]);
+        same_etag(bench, &listed[0]).await;
     }
     bench.blobs.delete(&key).await.unwrap();
     bench.blobs.delete(&key).await.expect("deleting what is not there succeeds");
@@ -149,6 +157,9 @@ async fn big_bodies_stream(bench: &Bench) {
     let pieces: Vec<_> =
         (0..body.len()).step_by(70_001).map(|at| body.slice(at..body.len().min(at + 70_001))).collect();
     let key = put(bench, &bench.key("big"), pieces).await;
+    if !bench.blobs.names_objects() {
+        same_etag(bench, &bench.blobs.list_blobs(&bench.prefix("big"), None, 10).await.unwrap()[0]).await;
+    }
     let found = bench.blobs.get(&key, &GetOptions::default()).await.unwrap();
     assert_eq!(found.meta.size, body.len() as u64);
     let pieces: Vec<Bytes> = found.body.try_collect().await.unwrap();

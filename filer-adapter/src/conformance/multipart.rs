@@ -1,6 +1,10 @@
 //! [`MultipartUpload`](crate::MultipartUpload): objects in parts.
 
-use super::{Bench, blobs::whole, noise};
+use super::{
+    Bench,
+    blobs::{same_etag, whole},
+    noise,
+};
 use crate::{Attributes, GetOptions, MultipartUpload, Part, StoreErrorKind, crc32c};
 use bytes::{Bytes, BytesMut};
 use futures::future::try_join_all;
@@ -74,6 +78,11 @@ async fn parts_become_an_object(bench: &Bench) {
         assert_eq!(found.meta.content_type.as_deref(), Some("video/mp4"));
     }
     assert!(whole(found).await.unwrap() == expected.freeze(), "the object is its parts in order");
+    if !bench.blobs.names_objects() {
+        let listed = bench.blobs.list_blobs(&bench.prefix("parts/"), None, 10).await.unwrap();
+        assert_eq!(listed.len(), 1);
+        same_etag(bench, &listed[0]).await;
+    }
 }
 
 async fn an_upload_is_resumed_by_its_id(bench: &Bench) {

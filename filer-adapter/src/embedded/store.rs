@@ -189,11 +189,8 @@ impl FileStore {
             let mut listed = Vec::new();
             while listed.len() < limit {
                 let Some(key) = walk.next()? else { break };
-                if let Some(path) = inner.locate(&key)?
-                    && let Ok(stat) = std::fs::symlink_metadata(path)
-                {
-                    inner.stripe(&key).wait(&key)?;
-                    listed.push(Listed { key, size: stat.len() });
+                if let Some((_, properties)) = inner.open(&key)? {
+                    listed.push(Listed { key, size: properties.size, etag: Some(properties.etag) });
                 }
             }
             Ok(listed)

@@ -9,6 +9,7 @@
 
 use super::{Listed, S3Store, Shared};
 use crate::StoreError;
+use aws_sdk_s3::types::Object;
 use refstream_types::Key;
 use std::{collections::BTreeMap, sync::OnceLock};
 
@@ -34,7 +35,7 @@ impl Order {
 
 /// An entry of a folder.
 enum Entry {
-    Object(u64),
+    Object(Box<Object>),
     Folder,
 }
 
@@ -120,10 +121,10 @@ pub(super) async fn list(
         && found.len() < limit
     {
         match folder.take() {
-            Some((name, Entry::Object(size))) => {
+            Some((name, Entry::Object(object))) => {
                 // Objects that others put beside ours may have names that no key of ours has.
                 if let Ok(key) = format!("{}{name}", folder.path).parse() {
-                    found.push(Listed { key, size });
+                    found.push(super::listed(key, &object));
                 }
             }
             Some((name, Entry::Folder)) => {
@@ -160,7 +161,7 @@ async fn fill(shared: &Shared, folder: &mut Folder, wanted: usize) -> Result<(),
     let path = folder.path.len();
     for object in answer.contents() {
         if let Some(name) = object.key().and_then(|key| key.get(path..)).filter(|name| !name.is_empty()) {
-            folder.add(name, Entry::Object(object.size().and_then(|n| u64::try_from(n).ok()).unwrap_or(0)));
+            folder.add(name, Entry::Object(Box::new(object.clone())));
         }
     }
     for prefix in answer.common_prefixes() {

@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 const REQUESTS: usize = 16;
 /// Reads at once in a deep check; each holds up to [`SPAN_BYTES`] or one large payload's buffers.
 const READS: usize = 8;
-/// Objects whose size is remembered.
+/// Objects that are remembered.
 const REMEMBERED: usize = 100_000;
 /// Blobs of a pack are read together up to this many bytes, and over gaps up to that many.
 const SPAN_BYTES: u64 = 8 << 20;
@@ -55,22 +55,29 @@ impl Resolved {
 /// What a read came to: bytes hashed, findings, and why it could not go on.
 type Outcome = (u64, Vec<Finding>, Option<FetchError>);
 
-/// What a store said of an object: its size, that there is none, or why no store can say.
-type Answer = Result<Option<u64>, (&'static str, String)>;
+/// What a store said of an object: size and ETag, that there is none, or why no store can say.
+type Answer = Result<Option<Known>, (&'static str, String)>;
+
+/// What is known of an object that is there.
+#[derive(Clone, Debug)]
+struct Known {
+    size: u64,
+    etag: Option<String>,
+}
 
 /// Asks for objects, and remembers.
 #[derive(Debug)]
 pub(crate) struct Objects {
     client: Client,
     deep: bool,
-    sizes: HashMap<Object, Answer>,
+    known: HashMap<Object, Answer>,
     /// Objects whose block checksums or footer were looked at.
     inspected: HashSet<Object>,
 }
 
 impl Objects {
     pub(crate) fn new(client: Client, deep: bool) -> Self {
-        Self { client, deep, sizes: HashMap::new(), inspected: HashSet::new() }
+        Self { client, deep, known: HashMap::new(), inspected: HashSet::new() }
     }
 
     /// Checks the references of these records. Only what is damaged or absent is a finding: a store that is out of reach, or that
@@ -90,16 +97,16 @@ impl Objects {
         }
         let mut reads = Vec::new();
         for (object, blobs) in by_object {
-            let answer = self.sizes.get(&object).cloned().unwrap_or(Ok(None));
+            let answer = self.known.get(&object).cloned().unwrap_or(Ok(None));
             let mut good = Vec::new();
             for blob in blobs {
-                match blob.check_size(&answer) {
+                match blob.check(&answer) {
                     Some(finding) => resolved.findings.push(finding),
                     None => good.push(blob),
                 }
             }
             if self.deep
-                && let (Ok(store), Ok(Some(size))) = (self.client.store(&object.0), answer)
+                && let (Ok(store), Ok(Some(Known { size, .. }))) = (self.client.store(&object.0), answer)
             {
                 let inspect = self.inspected.insert(object.clone());
                 let spans = spans(good).into_iter().enumerate();
@@ -130,32 +137,32 @@ impl Objects {
         resolved
     }
 
-    /// Asks for the sizes that are not known yet.
+    /// Asks for what is not known yet.
     async fn ask(&mut self, objects: impl Iterator<Item = &Object>) -> Result<(), FetchError> {
-        if self.sizes.len() > REMEMBERED {
-            self.sizes.clear();
+        if self.known.len() > REMEMBERED {
+            self.known.clear();
             self.inspected.clear();
         }
-        let unknown: Vec<_> = objects.filter(|object| !self.sizes.contains_key(*object)).cloned().collect();
+        let unknown: Vec<_> = objects.filter(|object| !self.known.contains_key(*object)).cloned().collect();
         let client = &self.client;
         let answers = stream::iter(unknown).map(|object| async move {
-            let answer = size_of(client, &object).await?;
+            let answer = known_of(client, &object).await?;
             Ok::<_, FetchError>((object, answer))
         });
         let answers: Vec<_> = answers.buffer_unordered(REQUESTS).try_collect().await?;
-        self.sizes.extend(answers);
+        self.known.extend(answers);
         Ok(())
     }
 }
 
-async fn size_of(client: &Client, object: &Object) -> Result<Answer, FetchError> {
+async fn known_of(client: &Client, object: &Object) -> Result<Answer, FetchError> {
     let store = match client.store(&object.0) {
         Ok(store) => store,
         Err(error) if is_about_the_record(&error) => return Ok(Err((kind_of(&error), error.to_string()))),
         Err(error) => return Err(error),
     };
     match patiently(client, || store.head(&object.1)).await {
-        Ok(meta) => Ok(Ok(meta.map(|meta| meta.size))),
+        Ok(meta) => Ok(Ok(meta.map(|meta| Known { size: meta.size, etag: meta.etag }))),
         Err(error) => {
             let error = unreadable(&*store, object, error);
             if is_about_the_record(&error) { Ok(Err((kind_of(&error), error.to_string()))) } else { Err(error) }
@@ -254,13 +261,19 @@ impl Blob {
             detail,
         }
     }
-    fn check_size(&self, answer: &Answer) -> Option<Finding> {
+    fn check(&self, answer: &Answer) -> Option<Finding> {
         let range = self.reference().range();
         let end = range.end().unwrap_or(u64::MAX);
         match answer {
             Err((kind, why)) => Some(self.finding(kind, why.clone())),
             Ok(None) => Some(self.finding("missing", "the object does not exist; restore it from a copy".to_owned())),
-            Ok(Some(size)) if *size < end => {
+            // An object attached with its version is there as long as the version is.
+            Ok(Some(Known { etag, .. })) if self.reference().version.is_none() && self.is_other_than_pinned(etag) => {
+                let detail = "the object was overwritten after the record was made: its etag is not the pinned one; \
+                              restore it from a copy, or attach the new object";
+                Some(self.finding("overwritten", detail.to_owned()))
+            }
+            Ok(Some(Known { size, .. })) if *size < end => {
                 let detail = format!(
                     "the object has {size} bytes, the reference needs bytes {}..{end}; restore it from a copy",
                     range.offset
@@ -269,6 +282,9 @@ impl Blob {
             }
             Ok(Some(_)) => None,
         }
+    }
+    fn is_other_than_pinned(&self, etag: &Option<String>) -> bool {
+        self.reference().etag.is_some() && etag.is_some() && self.reference().etag != *etag
     }
     /// Fetches and hashes the payload by itself.
     async fn fetch(&self) -> Result<u64, FetchError> {

@@ -173,7 +173,7 @@ impl Filer for MapStore {
     async fn list(&self, prefix: &str, after: Option<&Key>, limit: usize) -> Result<Vec<Listed>, StoreError> {
         self.run(&"list".parse().unwrap(), "list", |inner| {
             let listed = inner.objects.iter().filter(|(key, _)| key.as_str().starts_with(prefix) && Some(*key) > after);
-            listed.take(limit).map(|(key, bytes)| Listed { key: key.clone(), size: bytes.len() as u64 }).collect()
+            listed.take(limit).map(|(key, bytes)| Listed::new(key.clone(), bytes.len() as u64)).collect()
         })
     }
 }

@@ -153,6 +153,17 @@ impl Up {
         self.folder.path().join("data")
     }
 
+    /// The keys of its embedded store, as the environment of others who use that store.
+    ///
+    /// # Panics
+    /// When it has none.
+    pub fn credentials(&self) -> Vec<(&'static str, String)> {
+        let keys = std::fs::read_to_string(self.data().join("credentials.toml")).expect("keys");
+        let keys: toml::Table = keys.parse().expect("TOML");
+        let key = |name: &str| keys[name].as_str().expect("a key").to_owned();
+        vec![("AWS_ACCESS_KEY_ID", key("access_key")), ("AWS_SECRET_ACCESS_KEY", key("secret_key"))]
+    }
+
     /// Starts it again on the same folder and ports, and waits until it serves.
     ///
     /// # Panics

@@ -2,6 +2,8 @@
 //!
 //! The binary is the one that `REFSTREAM_TEST_WEED` names; `./test` installs it and sets the variable.
 
+pub mod cluster;
+
 use crate::spoken::Spoken;
 use std::{
     io::{Read as _, Write as _},

@@ -11,7 +11,7 @@ const REFUSED: u64 = 150;
 fn an_outage_of_the_store_delays_and_loses_nothing() {
     let store = Up::start();
     let proxy = Proxy::before(&store.addresses[2]);
-    let environment = credentials(&store);
+    let environment = store.credentials();
     // Down when the broker starts, too.
     proxy.go_out();
     let up = std::thread::scope(|scope| {
@@ -47,7 +47,7 @@ fn an_outage_of_the_store_delays_and_loses_nothing() {
 fn a_verification_that_cannot_be_finished_says_so_and_accuses_no_record() {
     let store = Up::start();
     let proxy = Proxy::before(&store.addresses[2]);
-    let environment = credentials(&store);
+    let environment = store.credentials();
     let uri = format!("s3://refstream/second?endpoint={}", proxy.url());
     let mut up = Up::start_on(&uri, environment);
     let files = Files::generate(400, 3_000, 12);
@@ -81,14 +81,6 @@ fn a_verification_that_cannot_be_finished_says_so_and_accuses_no_record() {
     up.kill();
     let said = up.run(&["--timeout", "1s", "verify", "t", "--deep"]);
     assert_eq!(said.code, Some(4), "{}", said.stderr);
-}
-
-/// The keys of an embedded store, as the environment of those who reach it through the proxy.
-fn credentials(store: &Up) -> Vec<(&'static str, String)> {
-    let keys = std::fs::read_to_string(store.data().join("credentials.toml")).unwrap();
-    let keys: toml::Table = keys.parse().unwrap();
-    let key = |name: &str| keys[name].as_str().unwrap().to_owned();
-    vec![("AWS_ACCESS_KEY_ID", key("access_key")), ("AWS_SECRET_ACCESS_KEY", key("secret_key"))]
 }
 
 fn no_findings(jsonl: &[u8]) -> bool {

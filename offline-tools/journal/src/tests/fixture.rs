@@ -126,7 +126,7 @@ impl Filer for Shelf {
             .unwrap_or(&contents.objects)
             .iter()
             .filter(|(key, _)| key.as_str().starts_with(prefix) && after.is_none_or(|after| *key > after));
-        Ok(matching.take(limit).map(|(key, bytes)| Listed { key: key.clone(), size: bytes.len() as u64 }).collect())
+        Ok(matching.take(limit).map(|(key, bytes)| Listed::new(key.clone(), bytes.len() as u64)).collect())
     }
 }
 

@@ -13,6 +13,7 @@ use crate::{
     uploader::{Begun, PackState, Source},
 };
 use bytes::Bytes;
+use refstream_filer_adapter::StoreErrorKind;
 use refstream_format::pack::PackEntry;
 use refstream_types::{Header, Key, Record, Reference, Timestamp, Value};
 use std::{
@@ -463,6 +464,8 @@ impl Lane {
     /// An upload that every other file's would share the fate of ends the backfill.
     fn upload_failed(&self, found: &Found, error: UploadError) -> Report {
         let hopeless = match &error {
+            // A store that stays full has no room for the other files either.
+            UploadError::NotStored(not_stored) if not_stored.error.kind == StoreErrorKind::NoSpace => true,
             UploadError::NotStored(_) => matches!(error.class(), ErrorClass::NotAuthorised | ErrorClass::NotFound),
             UploadError::Open(_) | UploadError::Interrupted(_) | UploadError::State(_) => true,
             _ => false,

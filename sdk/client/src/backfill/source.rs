@@ -57,7 +57,7 @@ impl Sources {
 
     pub(super) fn new(client: &Client, options: &BackfillOptions) -> Result<Self, BackfillError> {
         let in_place = !options.in_place.is_empty() || !options.manifests.is_empty();
-        let stores = in_place.then(|| Arc::new(Stores::of(client)));
+        let stores = in_place.then(|| Arc::new(Stores::of(client, options.upload.verify)));
         for prefix in &options.in_place {
             if let Some(stores) = &stores {
                 stores.check(prefix)?;

@@ -410,10 +410,12 @@ async fn objects_are_attached_where_they_are() {
         in_place: vec!["memory://main/photos/2024/".into()],
         ..deployment.options(1 << 20)
     };
-    let before = deployment.store.operations(Operation::Put);
+    let asked = [Operation::Put, Operation::Get];
+    let before = asked.map(|operation| deployment.store.operations(operation));
     let summary = deployment.run(options.clone()).await.unwrap();
     assert_eq!((summary.files_done, summary.files_failed), (2, 0), "{summary:?}");
-    assert_eq!(deployment.store.operations(Operation::Put), before, "no payload byte moves");
+    let after = asked.map(|operation| deployment.store.operations(operation));
+    assert_eq!(after, before, "no payload byte moves, and the listing tells what is to be known");
     let records = deployment.records().await;
     let a = records.iter().find(|delivery| delivery.record.source_name.as_deref() == Some("a.png")).unwrap();
     let payload = a.payload(&deployment.client).unwrap();
@@ -439,9 +441,54 @@ async fn objects_are_attached_where_they_are() {
     }
     let keys: Vec<_> = deployment.records().await.into_iter().filter_map(|delivery| delivery.record.key).collect();
     assert!(keys.contains(&Bytes::from_static(b"k")), "{keys:?}");
+
+    // Looked at or not, an object is the same one.
+    let mut looked = options.clone();
+    looked.upload.verify = true;
+    let again = deployment.run(looked).await.unwrap();
+    assert_eq!((again.files_done, again.files_already, again.files_failed), (0, 2, 0));
     let elsewhere = BackfillOptions { in_place: vec!["s3://other/x".into()], ..options };
     let error = deployment.run(elsewhere).await.unwrap_err().to_string();
     assert!(error.contains("memory://main/ (main)"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_with_checksums_are_believed_or_verified() {
+    let deployment = Deployment::new().await;
+    let content = &b"content"[..];
+    let sum = refstream_format::crc32c(content);
+    for key in ["right", "wrong", "wrong-hash"] {
+        deployment
+            .store
+            .put(&key.parse().unwrap(), vec![Bytes::from_static(content)], sum, &Default::default())
+            .await
+            .unwrap();
+    }
+    let list = deployment.jobs.path().join("list.csv");
+    let hash = "0".repeat(64);
+    let rows = format!(
+        "uri,size,checksum\nmemory://main/right,7,{sum}\nmemory://main/wrong,7,CRC32C:00000000\nmemory://main/wrong-hash,7,BLAKE3:{hash}\n"
+    );
+    std::fs::write(&list, rows).unwrap();
+    let mut options = BackfillOptions { manifests: vec![list], ..deployment.options(0) };
+    options.paths.clear();
+    options.upload.verify = true;
+    let summary = deployment.run(options.clone()).await.unwrap();
+    assert_eq!((summary.files_done, summary.files_failed), (1, 2), "{summary:?}");
+    for failure in &summary.failures {
+        assert!(failure.path.contains("wrong") && failure.error.contains("the list says"), "{failure:?}");
+    }
+    let looks = deployment.store.operations(Operation::Get);
+    options.upload.verify = false;
+    let summary = deployment.run(options).await.unwrap();
+    assert_eq!((summary.files_done, summary.files_already, summary.files_failed), (2, 1, 0), "{summary:?}");
+    assert_eq!(deployment.store.operations(Operation::Get), looks + 2, "what has a size and a hash is not looked at");
+    // What does not match is found out by whoever reads it.
+    for delivery in deployment.records().await {
+        let payload = delivery.payload(&deployment.client).unwrap();
+        let key = payload.reference().key.to_string();
+        assert_eq!(payload.bytes().await.is_ok(), key == "right", "{key}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
