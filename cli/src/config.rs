@@ -83,6 +83,8 @@ pub(crate) struct BrokerSettings {
     pub(crate) root: String,
     /// How long a batch may wait for company; 5ms on the embedded store, 100ms on others when not set.
     pub(crate) linger: Option<Period>,
+    /// The same while no journal object is on its way; 0 on the embedded store, as `linger` on others when not set.
+    pub(crate) linger_when_idle: Option<Period>,
     /// W: journal creates in flight.
     pub(crate) slots_in_flight: u32,
     /// K: slots between checkpoints.
@@ -124,6 +126,7 @@ impl Default for BrokerSettings {
             default_store: None,
             root: String::new(),
             linger: None,
+            linger_when_idle: None,
             slots_in_flight: core.slots_in_flight,
             checkpoint_slots: core.checkpoint_slots,
             death_after: None,
@@ -139,10 +142,12 @@ impl BrokerSettings {
     /// The core's settings; `local`: the metadata store is on this machine.
     pub(crate) fn core(&self, local: bool) -> refstream_core::Settings {
         let (linger, death_after) = if local { (5, 1_500) } else { (100, 10_000) };
+        let linger = self.linger.map_or(Duration::from_millis(linger), |p| p.0);
         refstream_core::Settings {
             slots_in_flight: self.slots_in_flight,
             checkpoint_slots: self.checkpoint_slots,
-            linger: self.linger.map_or(Duration::from_millis(linger), |p| p.0),
+            linger,
+            linger_when_idle: self.linger_when_idle.map_or(if local { Duration::ZERO } else { linger }, |p| p.0),
             death_after: self.death_after.map_or(Duration::from_millis(death_after), |p| p.0),
             fence_check: self.fence_check.0,
             producer_expiry: self.producer_expiry.0,

@@ -50,6 +50,8 @@ pub struct Settings {
     pub checkpoint_slots: u64,
     /// How long a batch may wait for company before its journal object is created.
     pub linger: Duration,
+    /// The same while no create is in flight. Less than `linger` makes single acks faster by it, and more and smaller objects.
+    pub linger_when_idle: Duration,
     /// A journal object is created at once when its batches exceed this many bytes.
     pub object_bytes: usize,
     /// D: a broker whose journal stood still this long is presumed dead. Something is written every D/3.
@@ -70,6 +72,7 @@ impl Default for Settings {
             slots_in_flight: 8,
             checkpoint_slots: 256,
             linger: Duration::from_millis(5),
+            linger_when_idle: Duration::ZERO,
             object_bytes: 4 << 20,
             death_after: Duration::from_millis(1_500),
             fence_check: Duration::from_secs(60),

@@ -152,6 +152,10 @@ impl JournalWriter {
     pub(crate) fn has_room(&self) -> bool {
         self.next.0 <= self.committed.0 + self.window
     }
+    /// Whether every slot that was placed is committed.
+    pub(crate) fn has_none_in_flight(&self) -> bool {
+        self.next.0 == self.committed.0 + 1
+    }
     /// When the last slot was placed.
     pub(crate) fn placed_at(&self) -> Duration {
         self.placed_at

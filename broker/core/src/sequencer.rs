@@ -137,7 +137,11 @@ impl Broker {
             return Some(Duration::ZERO);
         }
         let heartbeat = journal.placed_at() + self.settings.death_after / 3;
-        let linger = self.lanes.oldest().map(|oldest| oldest + self.settings.linger);
+        let linger = match journal.has_none_in_flight() {
+            true => self.settings.linger_when_idle,
+            false => self.settings.linger,
+        };
+        let linger = self.lanes.oldest().map(|oldest| oldest + linger.min(self.settings.linger));
         Some(linger.map_or(heartbeat, |linger| linger.min(heartbeat)))
     }
 

@@ -20,7 +20,7 @@ const TAIL_BYTES: u64 = 256 << 10;
 /// Ranges with a smaller gap than this become one request.
 const MAX_GAP: u64 = 128 << 10;
 /// Bytes of a request at most.
-const MAX_REQUEST: u64 = 16 << 20;
+const MAX_REQUEST: u64 = 4 << 20;
 /// Requests of one reader at a time.
 const REQUESTS: usize = 4;
 

@@ -33,7 +33,7 @@ const GROUP_SEGMENTS: usize = 256;
 /// Passes that are read while one is decoded.
 const PASSES_AHEAD: usize = 1;
 /// Sets of columns that wait while one is encoded.
-const COLUMNS_AHEAD: usize = 2;
+const COLUMNS_AHEAD: usize = 1;
 /// Microseconds of a day.
 pub(crate) const DAY_MICROS: i64 = 86_400_000_000;
 

@@ -29,7 +29,7 @@ const MAX_INPUTS: usize = 1_024;
 /// Rows, and bytes in memory, that a merge writes at a time.
 const MERGE_BYTES: usize = 4 << 20;
 /// Such batches that wait while one is encoded.
-const COLUMNS_AHEAD: usize = 2;
+const COLUMNS_AHEAD: usize = 1;
 
 /// When files are due.
 #[derive(Clone, Copy, Debug)]

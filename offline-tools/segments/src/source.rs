@@ -13,7 +13,7 @@ use refstream_types::{ByteRange, Epoch, Slot};
 use std::collections::BTreeMap;
 
 /// Encoded bytes of the batches of one pass at most (a batch has at most 4 MiB).
-pub(crate) const PASS_BYTES: u64 = 32 << 20;
+pub(crate) const PASS_BYTES: u64 = 8 << 20;
 /// Batches with a smaller gap than this between them are fetched with one request.
 const MAX_GAP: u64 = 64 << 10;
 /// Bytes of a request at most.

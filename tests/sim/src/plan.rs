@@ -74,10 +74,14 @@ impl Plan {
         let long = random.random_bool(0.08);
         let unit = if long { MINUTE } else { SECOND };
         let calm_at = if long { 50 * MINUTE } else { random.random_range(2..9) * SECOND };
+        let slots_in_flight = one_of(random, &[1, 2, 4, 8]);
+        let checkpoint_slots = one_of(random, &[3, 10, 40]);
+        let linger = one_of(random, &[Duration::ZERO, 2 * MS, 20 * MS]);
         let settings = Settings {
-            slots_in_flight: one_of(random, &[1, 2, 4, 8]),
-            checkpoint_slots: one_of(random, &[3, 10, 40]),
-            linger: one_of(random, &[Duration::ZERO, 2 * MS, 20 * MS]),
+            slots_in_flight,
+            checkpoint_slots,
+            linger,
+            linger_when_idle: if seed.is_multiple_of(2) { Duration::ZERO } else { linger },
             object_bytes: one_of(random, &[300, 4 << 20]),
             death_after: if long { 3 * MINUTE } else { one_of(random, &[150 * MS, 3 * SECOND]) },
             fence_check: if long { MINUTE } else { one_of(random, &[SECOND, MINUTE]) },
