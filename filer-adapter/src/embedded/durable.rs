@@ -51,7 +51,7 @@ impl Folders {
     /// # Errors
     /// `NotADirectory` when a file is in the way.
     pub(super) fn ensure(&self, folder: &Path) -> io::Result<()> {
-        if self.known.read().unwrap_or_else(PoisonError::into_inner).contains(folder) {
+        if self.is_known(folder) {
             return Ok(());
         }
         let _making = lock(&self.making);
@@ -62,6 +62,11 @@ impl Folders {
         }
         known.insert(folder.to_path_buf());
         Ok(())
+    }
+
+    /// Whether `folder` was found to exist.
+    pub(super) fn is_known(&self, folder: &Path) -> bool {
+        self.known.read().unwrap_or_else(PoisonError::into_inner).contains(folder)
     }
 
     fn make(&self, folder: &Path) -> io::Result<()> {

@@ -260,6 +260,12 @@ impl Inner {
         Properties::of(file, &file.metadata()?)
     }
 
+    /// The folder that must be made before an object of this key can be there.
+    pub(super) fn missing_folder(&self, key: &Key) -> Option<PathBuf> {
+        let path = self.paths.plain(key)?;
+        path.parent().filter(|folder| !self.folders.is_known(folder)).map(Path::to_owned)
+    }
+
     /// Gives a durable file the name of `key`: the moment of publication.
     pub(super) fn install(
         &self,

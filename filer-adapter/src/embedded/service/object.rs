@@ -95,8 +95,14 @@ impl Service {
             }
         }
         let mut receiver = Receiver::new(Arc::clone(&self.inner), self.inner.new_target());
-        let promised = checks.receive(body, Some(&mut receiver)).await?;
-        let body = receiver.finish().await.map_err(|error| service_error(&error))?;
+        let received = async {
+            let promised = checks.receive(body, Some(&mut receiver)).await?;
+            let body = receiver.finish().await.map_err(|error| service_error(&error))?;
+            Ok::<_, S3Error>((promised, body))
+        };
+        // A new folder costs a wait for the disk of its own: not after the body, but while it arrives.
+        let (received, ()) = futures::join!(received, self.make_folder_of(&key));
+        let (promised, body) = received?;
         let expected = promised.crc32c;
         let published = self.inner.try_run(move |inner| inner.publish(&key, body, expected, extra, &condition)).await;
         match published.map_err(|error| service_error(&error))? {
@@ -115,6 +121,13 @@ impl Service {
             Ok(Outcome::Refused) => Err(refused()),
             Ok(Outcome::Missing) => Err(s3_error!(NoSuchKey)),
             Err(failure) => Err(publish_error(&failure)),
+        }
+    }
+
+    /// Makes the folder of an object to be. What fails is said when the object gets its name.
+    async fn make_folder_of(&self, key: &Key) {
+        if let Some(folder) = self.inner.missing_folder(key) {
+            let _ = self.inner.run(move |inner| inner.folders.ensure(&folder)).await;
         }
     }
 
