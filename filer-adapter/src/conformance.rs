@@ -53,6 +53,17 @@ pub async fn run_filer(store: Store, runtime: Arc<dyn Runtime>) {
     filers::run(&Bench::new(store, &*runtime)).await;
 }
 
+/// Runs what brokers rely on when they reach one namespace by different ways: several gateways, or several servers of metadata behind them.
+/// Each of `doors` is one way.
+///
+/// # Panics
+/// When the doors do not lead to one namespace that keeps the contract, or there are none.
+pub async fn run_together(doors: &[Store], runtime: Arc<dyn Runtime>) {
+    let bench = Bench::new(doors[0].clone(), &*runtime);
+    let doors: Vec<_> = doors.iter().map(|door| Arc::clone(&door.filer)).collect();
+    filers::run_together(&bench, &doors).await;
+}
+
 /// Runs the part of the suite that is about payloads, for a store that is no filer.
 ///
 /// # Panics

@@ -1,16 +1,18 @@
 //! [`Filer`](crate::Filer): the contract that all coordination rests on.
 
 use super::{Bench, odd_names, refusable_names};
-use crate::{CreateError, Created, Listed, StoreErrorKind};
+use crate::{CreateError, Created, Filer, Listed, StoreErrorKind};
 use bytes::Bytes;
 use refstream_types::{ByteRange, Key};
 use std::sync::Arc;
 
 const WRITERS: usize = 32;
 const ROUNDS: usize = 4;
+/// Objects of the test that doors agree.
+const DOORS_AGREE: usize = 40;
 
 pub(super) async fn run(bench: &Bench) {
-    of_many_creates_one_wins(bench).await;
+    of_many_creates_one_wins(bench, std::slice::from_ref(bench.filer())).await;
     what_exists_stays(bench).await;
     reads_see_writes(bench).await;
     ranges_end_with_the_object(bench).await;
@@ -21,14 +23,51 @@ pub(super) async fn run(bench: &Bench) {
     bench.clean().await;
 }
 
-async fn of_many_creates_one_wins(bench: &Bench) {
+/// One namespace through several doors.
+pub(super) async fn run_together(bench: &Bench, doors: &[Arc<dyn Filer>]) {
+    of_many_creates_one_wins(bench, doors).await;
+    doors_agree(bench, doors).await;
+    bench.clean().await;
+}
+
+/// What is done through one door is so at once behind all others.
+async fn doors_agree(bench: &Bench, doors: &[Arc<dyn Filer>]) {
+    for number in 0..DOORS_AGREE {
+        let key = bench.key(&format!("doors/{number:03}"));
+        let here = &doors[number % doors.len()];
+        let others = || (1..doors.len()).map(|further| &doors[(number + further) % doors.len()]);
+        let bytes = Bytes::from(vec![number as u8; number * 1_000]);
+        // A read that misses must not be remembered.
+        for other in others() {
+            assert_eq!(other.read(&key).await.unwrap(), None);
+        }
+        assert_eq!(here.create(&key, bytes.clone()).await.unwrap(), Created::New);
+        for other in others() {
+            let read = other.read(&key).await.unwrap();
+            assert_eq!(read.as_ref(), Some(&bytes), "{key} is not read through another door");
+            let again = other.create(&key, Bytes::from_static(b"another")).await.unwrap();
+            assert_eq!(again, Created::Exists, "{key} exists for one door and not for another");
+            let listed = other.list(&bench.prefix("doors/"), None, 1_000).await.unwrap();
+            assert!(listed.iter().any(|listed| listed.key == key), "{key} is not listed through another door");
+        }
+        assert_eq!(here.read(&key).await.unwrap(), Some(bytes), "a create through another door changed it");
+        // Whoever removes is not always who created.
+        let remover = others().next().unwrap_or(here);
+        remover.remove(&key).await.unwrap();
+        for door in doors {
+            assert_eq!(door.read(&key).await.unwrap(), None, "{key} was removed through another door");
+        }
+    }
+}
+
+async fn of_many_creates_one_wins(bench: &Bench, doors: &[Arc<dyn Filer>]) {
     for round in 0..ROUNDS {
         let key = bench.key(&format!("race/{round}"));
         let bytes = |writer| Bytes::from(format!("round {round}, writer {writer}"));
         let start = Arc::new(tokio::sync::Barrier::new(WRITERS));
         let writers: Vec<_> = (0..WRITERS)
             .map(|writer| {
-                let (filer, key, bytes) = (Arc::clone(bench.filer()), key.clone(), bytes(writer));
+                let (filer, key, bytes) = (Arc::clone(&doors[writer % doors.len()]), key.clone(), bytes(writer));
                 let start = Arc::clone(&start);
                 tokio::spawn(async move {
                     start.wait().await;
@@ -46,9 +85,14 @@ async fn of_many_creates_one_wins(bench: &Bench) {
             }
         }
         assert!(winners.len() <= 1, "creates of one key by {winners:?} all succeeded");
-        let found = bench.filer().read(&key).await.unwrap().expect("one of the creates must have stored the object");
         let may_be = if winners.is_empty() { open } else { winners };
-        assert!(may_be.iter().any(|writer| bytes(*writer) == found), "{found:?} is not the winner's, of {may_be:?}");
+        for door in doors {
+            let found = door.read(&key).await.unwrap().expect("one of the creates must have stored the object");
+            assert!(
+                may_be.iter().any(|writer| bytes(*writer) == found),
+                "{found:?} is not the winner's, of {may_be:?}"
+            );
+        }
     }
 }
 
