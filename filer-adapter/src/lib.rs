@@ -2,7 +2,7 @@
 //!
 //! [`BlobStore`] holds payloads and files, [`Filer`] is the small-object namespace whose atomic create-if-absent is the only
 //! coordination there is. [`chain`] turns that one primitive into numbered chains with a definite answer to "was it me?";
-//! [`probe`] refuses a store that does not keep the contract. Time and randomness come from [`Runtime`] alone.
+//! [`probe`] refuses a store that does not keep the contract; [`grant`] lets clients without credentials in. Time and randomness come from [`Runtime`] alone.
 
 #![warn(missing_docs)]
 
@@ -15,6 +15,7 @@ pub mod conformance;
 #[cfg(feature = "embedded")]
 pub mod embedded;
 mod error;
+pub mod grant;
 #[cfg(feature = "memory")]
 pub mod memory;
 #[cfg(any(feature = "s3", feature = "seaweedfs"))]

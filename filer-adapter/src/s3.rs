@@ -6,6 +6,7 @@
 //! caller knows already, so the store checks what arrived.
 
 mod failure;
+mod grants;
 mod multipart;
 mod tree;
 
@@ -14,10 +15,12 @@ use crate::{
     ObjectMeta, StoreError, StoreErrorKind, Stored,
     attempt::{self, Failed},
     crc32c,
+    grant::{Grants, UploadAsk, UploadKind},
     pieces::Pieces,
     store::NOTE,
 };
 use async_trait::async_trait;
+use aws_credential_types::provider::{ProvideCredentials as _, SharedCredentialsProvider};
 use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
 use aws_sdk_s3::types::{Object, ServerSideEncryption, StorageClass};
 use aws_sdk_s3::{
@@ -40,6 +43,7 @@ use aws_smithy_types::{body::SdkBody, config_bag::ConfigBag};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::{Bytes, BytesMut};
 use futures::{StreamExt as _, TryStreamExt as _};
+pub use grants::S3Granter;
 use multipart::Multipart;
 use refstream_types::{ByteRange, Crc32c, Key};
 use std::{collections::HashMap, fmt, future::Future, path::PathBuf, sync::Arc, time::Duration};
@@ -124,6 +128,8 @@ struct Shared {
     name: Arc<str>,
     config: Arc<S3Config>,
     order: Arc<tree::Order>,
+    /// Instead of credentials.
+    grants: Option<Arc<dyn Grants>>,
 }
 
 /// Learns who the store is from its answers.
@@ -244,6 +250,7 @@ fn bare_etag(etag: Option<&str>) -> Option<String> {
 #[derive(Clone, Debug)]
 pub struct S3Store {
     shared: Shared,
+    credentials: Option<SharedCredentialsProvider>,
 }
 
 impl S3Store {
@@ -252,6 +259,26 @@ impl S3Store {
     /// # Errors
     /// When the configuration cannot be used.
     pub async fn open(name: &str, config: S3Config) -> Result<Self, StoreError> {
+        Self::open_with(name, config, None).await
+    }
+
+    /// Opens a bucket without credentials: for each request a grant is asked for. Nothing can be deleted.
+    ///
+    /// # Errors
+    /// When the configuration cannot be used.
+    pub async fn granted(name: &str, config: S3Config, grants: Arc<dyn Grants>) -> Result<Self, StoreError> {
+        Self::open_with(name, config, Some(grants)).await
+    }
+
+    /// Whether there are credentials, of whatever worth. The first call may ask services of the machine that it runs on.
+    pub async fn has_credentials(&self) -> bool {
+        match &self.credentials {
+            Some(provider) => provider.provide_credentials().await.is_ok(),
+            None => false,
+        }
+    }
+
+    async fn open_with(name: &str, config: S3Config, grants: Option<Arc<dyn Grants>>) -> Result<Self, StoreError> {
         let place = config.endpoint.as_deref().unwrap_or("the provider's endpoint");
         let full_name: Arc<str> = format!("{name} (bucket {} at {place})", config.bucket).into();
         let refuse = |message: String| StoreError {
@@ -293,29 +320,35 @@ impl S3Store {
             builder = builder.endpoint_url(endpoint);
         }
         let mut region = (!config.region.is_empty()).then(|| Region::new(config.region.clone()));
-        if let Some((access_key, secret_key)) = &config.credentials {
+        let mut credentials = None;
+        if grants.is_some() {
+            builder = builder.allow_no_auth();
+            region = region.or(Some(Region::from_static(DEFAULT_REGION)));
+        } else if let Some((access_key, secret_key)) = &config.credentials {
             let keys = aws_credential_types::Credentials::new(access_key, secret_key, None, None, "refstream");
-            builder = builder.credentials_provider(keys);
+            credentials = Some(SharedCredentialsProvider::new(keys));
         }
-        if config.credentials.is_none() || region.is_none() {
+        let wanted = grants.is_none() && credentials.is_none();
+        if wanted || region.is_none() {
             let mut loader = aws_config::defaults(BehaviorVersion::latest()).http_client(http);
             if let Some(region) = region.clone() {
                 loader = loader.region(region);
             }
             let loaded = loader.load().await;
             region = loaded.region().cloned();
-            if config.credentials.is_none()
-                && let Some(provider) = loaded.credentials_provider()
-            {
-                builder = builder.credentials_provider(provider);
+            if wanted {
+                credentials = loaded.credentials_provider();
             }
+        }
+        if let Some(provider) = credentials.clone() {
+            builder = builder.credentials_provider(provider);
         }
         let builder = builder.region(region.unwrap_or(Region::from_static(DEFAULT_REGION)));
         let order = Arc::new(tree::Order::default());
         let builder = builder.interceptor(Acquaintance(Arc::clone(&order)));
         let client = Client::from_conf(builder.build());
-        let shared = Shared { client, name: full_name, config: Arc::new(config), order };
-        Ok(Self { shared })
+        let shared = Shared { client, name: full_name, config: Arc::new(config), order, grants };
+        Ok(Self { shared, credentials })
     }
 
     fn bucket(&self) -> &str {
@@ -347,7 +380,14 @@ impl S3Store {
         attributes: &Attributes,
     ) -> Result<Stored, Failed> {
         let size: usize = body.iter().map(Bytes::len).sum();
-        let request = self
+        let ask = || UploadAsk {
+            key: key.clone(),
+            size: size as u64,
+            checksum,
+            kind: UploadKind::Object(attributes.clone()),
+        };
+        let permit = self.shared.permit_upload(ask).await?;
+        let mut request = self
             .shared
             .client
             .put_object()
@@ -362,15 +402,32 @@ impl S3Store {
             .set_checksum_crc32_c(self.shared.checksum(checksum))
             .body(payload(body))
             .customize()
-            .disable_payload_signing()
-            .send();
-        let answer = self.shared.send("put", Some(key), size as u64, request).await?;
+            .disable_payload_signing();
+        if let Some(permit) = permit {
+            request = request.interceptor(permit);
+        }
+        let answer = self.shared.send("put", Some(key), size as u64, request.send()).await?;
         self.shared.check("put", key, checksum, answer.checksum_crc32_c())?;
         Ok(Stored { key: key.clone(), size: size as u64, etag: bare_etag(answer.e_tag()) })
     }
 
+    /// A granted put never overwrites. The object that is there is that of an earlier try whose answer was lost, if it has its size: keys are
+    /// random and used once.
+    async fn stored_before(&self, key: &Key, body: &[Bytes], refused: Failed) -> Result<Stored, Failed> {
+        let size = body.iter().map(|piece| piece.len() as u64).sum();
+        let options = GetOptions::default();
+        let meta = self.shared.retried(|| self.head_once(key, &options)).await?;
+        if meta.size != size {
+            let message = format!("there is another object with that key, of {} bytes", meta.size);
+            let error = self.shared.error(StoreErrorKind::Invalid, "put", Some(key), message);
+            return Err(Failed { error, ..refused });
+        }
+        Ok(Stored { key: key.clone(), size, etag: meta.etag })
+    }
+
     async fn head_once(&self, key: &Key, options: &GetOptions) -> Result<ObjectMeta, Failed> {
-        let request = self
+        let permit = self.shared.permit_read(key, options.version.as_deref(), true).await?;
+        let mut request = self
             .shared
             .client
             .head_object()
@@ -378,8 +435,11 @@ impl S3Store {
             .key(key.as_str())
             .set_if_match(quoted_etag(options))
             .set_version_id(options.version.clone())
-            .send();
-        let answer = self.shared.send("head", Some(key), 0, request).await?;
+            .customize();
+        if let Some(permit) = permit {
+            request = request.interceptor(permit);
+        }
+        let answer = self.shared.send("head", Some(key), 0, request.send()).await?;
         Ok(ObjectMeta {
             size: answer.content_length().and_then(|n| u64::try_from(n).ok()).unwrap_or(0),
             etag: bare_etag(answer.e_tag()),
@@ -399,7 +459,8 @@ impl S3Store {
             Some(range) => Some((range.offset, range.end().unwrap_or(u64::MAX) - 1)),
             None => None,
         };
-        let request = self
+        let permit = self.shared.permit_read(key, options.version.as_deref(), false).await?;
+        let mut request = self
             .shared
             .client
             .get_object()
@@ -408,8 +469,11 @@ impl S3Store {
             .set_range(range.map(|(first, last)| format!("bytes={first}-{last}")))
             .set_if_match(quoted_etag(options))
             .set_version_id(options.version.clone())
-            .send();
-        let answer = match self.shared.send("get", Some(key), 0, request).await {
+            .customize();
+        if let Some(permit) = permit {
+            request = request.interceptor(permit);
+        }
+        let answer = match self.shared.send("get", Some(key), 0, request.send()).await {
             // The range starts at or beyond the end of an object that is there.
             Err(failed) if failed.status == Some(416) && range.is_some() => return nothing().await,
             answer => answer?,
@@ -459,6 +523,9 @@ impl S3Store {
     }
 
     async fn list_all(&self, prefix: &str, first: Option<&Key>, limit: usize) -> Result<Vec<Listed>, StoreError> {
+        if let Some(grants) = &self.shared.grants {
+            return grants.list(prefix, first, limit).await;
+        }
         if self.shared.order.is_tree() == Some(true) {
             return tree::list(self, prefix, first, limit).await;
         }
@@ -498,6 +565,7 @@ impl S3Store {
     }
 
     async fn remove_object(&self, key: &Key) -> Result<(), StoreError> {
+        self.shared.needs_credentials("delete", Some(key))?;
         let removed = self.shared.retried(async || {
             let request = self.shared.client.delete_object().bucket(self.bucket()).key(key.as_str()).send();
             self.shared.send("delete", Some(key), 0, request).await
@@ -553,6 +621,7 @@ fn content_range(text: &str) -> Option<(u64, u64, u64)> {
 #[async_trait]
 impl Filer for S3Store {
     async fn create(&self, key: &Key, bytes: Bytes) -> Result<Created, CreateError> {
+        self.shared.needs_credentials("create", Some(key)).map_err(CreateError::DidNotHappen)?;
         self.check_key("create", key).await.map_err(CreateError::DidNotHappen)?;
         let (size, checksum) = (bytes.len() as u64, crc32c(std::slice::from_ref(&bytes)));
         let request = self
@@ -613,7 +682,12 @@ impl BlobStore for S3Store {
     ) -> Result<Stored, CreateError> {
         self.check_key("put", key).await.map_err(CreateError::DidNotHappen)?;
         // Repeating is safe: the same bytes under the same key.
-        Ok(self.shared.retried(|| self.put_once(key, &body, checksum, attributes)).await?)
+        match self.shared.retried(|| self.put_once(key, &body, checksum, attributes)).await {
+            Err(failed) if failed.status == Some(412) && self.shared.grants.is_some() => {
+                Ok(self.stored_before(key, &body, failed).await?)
+            }
+            stored => Ok(stored?),
+        }
     }
 
     async fn start_multipart(

@@ -1,5 +1,7 @@
 //! The S3 server: hyper's HTTP/1 under the service.
 
+mod access;
+
 use super::{EmbeddedKeys, FileStore, service::Service};
 use crate::Runtime;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -49,6 +51,7 @@ impl S3Server {
         let runtime = Arc::clone(&store.inner.options.runtime);
         let mut builder = S3ServiceBuilder::new(Service::new(store));
         builder.set_auth(SimpleAuth::from_single(keys.access_key(), keys.secret_key()));
+        builder.set_access(access::Signed);
         let mut config = S3Config::default();
         config.xml_max_body_size = MAX_XML_BYTES;
         config.post_object_max_file_size = MAX_FORM_BYTES;

@@ -20,6 +20,9 @@ use refstream_types::{Key, MAX_KEY_BYTES};
 use s3s::{S3, S3Error, S3ErrorCode, S3Request, S3Response, S3Result, dto::*, s3_error};
 use std::{collections::HashMap, io, sync::Arc};
 
+#[cfg(test)]
+pub(super) use checks::encode as checksum_text;
+
 /// The service.
 #[derive(Clone, Debug)]
 pub(super) struct Service {

@@ -1,8 +1,10 @@
 //! Uploads in parts.
 
-use super::{S3Store, Shared, bare_etag, decode_checksum, encode_checksum, payload};
+use super::{S3Store, Shared, bare_etag, decode_checksum, payload};
 use crate::{
-    Attributes, BlobStore, CreateError, MultipartUpload, Part, StoreError, StoreErrorKind, Stored, attempt::Failed,
+    Attributes, BlobStore, CreateError, MultipartUpload, Part, StoreError, StoreErrorKind, Stored,
+    attempt::Failed,
+    grant::{UploadAsk, UploadKind},
 };
 use async_trait::async_trait;
 use aws_sdk_s3::types::{ChecksumAlgorithm, ChecksumType, CompletedMultipartUpload, CompletedPart};
@@ -11,13 +13,21 @@ use refstream_types::{Crc32c, Key};
 
 #[derive(Debug)]
 pub(super) struct Multipart {
-    shared: Shared,
+    pub(super) shared: Shared,
     key: Key,
     upload: String,
 }
 
 impl Multipart {
+    /// An upload that is known to exist, or found not to when it is used.
+    pub(super) fn known(shared: &Shared, key: &Key, upload: &str) -> Self {
+        Self { shared: shared.clone(), key: key.clone(), upload: upload.to_owned() }
+    }
+
     pub(super) async fn start(shared: &Shared, key: &Key, attributes: &Attributes) -> Result<Self, StoreError> {
+        if let Some(grants) = &shared.grants {
+            return Ok(Self::known(shared, key, &grants.start_upload(key, attributes).await?));
+        }
         let start = async || {
             let mut request = shared
                 .client
@@ -37,11 +47,11 @@ impl Multipart {
         let upload = answer.upload_id().ok_or_else(|| {
             shared.error(StoreErrorKind::Invalid, "start multipart upload", Some(key), "the store gave no upload id")
         })?;
-        Ok(Self { shared: shared.clone(), key: key.clone(), upload: upload.to_owned() })
+        Ok(Self::known(shared, key, upload))
     }
 
     pub(super) async fn resume(shared: &Shared, key: &Key, upload: &str) -> Result<Self, StoreError> {
-        let resumed = Self { shared: shared.clone(), key: key.clone(), upload: upload.to_owned() };
+        let resumed = Self::known(shared, key, upload);
         // An upload that does not exist is found out now, not at the first part.
         resumed.parts().await?;
         Ok(resumed)
@@ -71,7 +81,14 @@ impl MultipartUpload for Multipart {
     async fn put_part(&self, number: u32, body: Vec<Bytes>, checksum: Crc32c) -> Result<Part, StoreError> {
         let size: usize = body.iter().map(Bytes::len).sum();
         let put = async || {
-            let request = self
+            let ask = || UploadAsk {
+                key: self.key.clone(),
+                size: size as u64,
+                checksum,
+                kind: UploadKind::Part { upload: self.upload.clone(), number },
+            };
+            let permit = self.shared.permit_upload(ask).await?;
+            let mut request = self
                 .shared
                 .client
                 .upload_part()
@@ -83,9 +100,11 @@ impl MultipartUpload for Multipart {
                 .set_checksum_crc32_c(self.shared.checksum(checksum))
                 .body(payload(&body))
                 .customize()
-                .disable_payload_signing()
-                .send();
-            let answer = self.shared.send("put part", Some(&self.key), size as u64, request).await?;
+                .disable_payload_signing();
+            if let Some(permit) = permit {
+                request = request.interceptor(permit);
+            }
+            let answer = self.shared.send("put part", Some(&self.key), size as u64, request.send()).await?;
             self.shared.check("put part", &self.key, checksum, answer.checksum_crc32_c())?;
             Ok(answer)
         };
@@ -97,6 +116,9 @@ impl MultipartUpload for Multipart {
     }
 
     async fn parts(&self) -> Result<Vec<Part>, StoreError> {
+        if let Some(grants) = &self.shared.grants {
+            return grants.parts(&self.key, &self.upload).await;
+        }
         let mut parts = Vec::new();
         let mut marker: Option<String> = None;
         loop {
@@ -132,23 +154,17 @@ impl MultipartUpload for Multipart {
     }
 
     async fn complete(&self, parts: &[Part]) -> Result<Stored, CreateError> {
-        let completed: Vec<_> = parts
-            .iter()
-            .map(|part| {
-                CompletedPart::builder()
-                    .part_number(part.number as i32)
-                    .e_tag(format!("\"{}\"", part.etag))
-                    .set_checksum_crc32_c(part.checksum.filter(|_| self.shared.config.checksums).map(encode_checksum))
-                    .build()
-            })
-            .collect();
+        if let Some(grants) = &self.shared.grants {
+            return Ok(grants.complete_upload(&self.key, &self.upload, parts).await?.stored);
+        }
+        let completed: Vec<_> = parts.iter().map(|part| self.completed(part)).collect();
         let size = parts.iter().map(|part| part.size).sum();
         let stored = |etag| Stored { key: self.key.clone(), size, etag };
         match self.shared.retried(|| self.complete_once(&completed)).await {
             Ok(etag) => Ok(stored(etag)),
             // An earlier try whose answer was lost ends the upload, so that a later one finds none: look for its object.
             Err(failed) if failed.error.is_not_found() => {
-                let store = S3Store { shared: self.shared.clone() };
+                let store = S3Store { shared: self.shared.clone(), credentials: None };
                 match store.head(&self.key).await {
                     Ok(Some(meta)) if meta.size == size => Ok(stored(meta.etag)),
                     Ok(_) => Err(CreateError::MayHaveHappened(failed.error)),
@@ -160,6 +176,9 @@ impl MultipartUpload for Multipart {
     }
 
     async fn abort(&self) -> Result<(), StoreError> {
+        if let Some(grants) = &self.shared.grants {
+            return grants.abort_upload(&self.key, &self.upload, &[]).await;
+        }
         let abort = async || {
             let request = self
                 .shared

@@ -66,6 +66,18 @@ impl From<std::time::SystemTime> for Timestamp {
     }
 }
 
+impl From<Timestamp> for std::time::SystemTime {
+    fn from(value: Timestamp) -> Self {
+        let distance = std::time::Duration::from_micros(value.0.unsigned_abs());
+        let moved = if value.0 < 0 {
+            std::time::UNIX_EPOCH.checked_sub(distance)
+        } else {
+            std::time::UNIX_EPOCH.checked_add(distance)
+        };
+        moved.unwrap_or(std::time::UNIX_EPOCH)
+    }
+}
+
 impl fmt::Display for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.datetime().to_rfc3339_opts(SecondsFormat::AutoSi, true))

@@ -129,3 +129,5 @@ async fn only_those_with_the_keys_are_served_and_a_stopped_server_is_gone() {
     let error = rig.client.read(&key("k")).await.unwrap_err();
     assert_eq!(error.kind, StoreErrorKind::Unavailable);
 }
+
+mod grants;

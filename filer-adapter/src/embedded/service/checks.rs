@@ -18,7 +18,7 @@ use s3s::{
 const ALGORITHMS: [&str; 5] = ["crc32", "crc32c", "crc64nvme", "sha1", "sha256"];
 
 /// A CRC32C as S3 writes it: base64 of its four bytes.
-pub(super) fn encode(checksum: Crc32c) -> String {
+pub(in crate::embedded) fn encode(checksum: Crc32c) -> String {
     STANDARD.encode(checksum.0.to_be_bytes())
 }
 
