@@ -184,6 +184,9 @@ pub trait Grants: Debug + Send + Sync + 'static {
     /// When it is refused or nobody can be asked.
     async fn read(&self, ask: &ReadAsk) -> Result<ReadGrant, StoreError>;
 
+    /// Forgets what was granted for reading an object: it did not work.
+    fn forget(&self, _key: &Key) {}
+
     /// Starts an upload in parts of an object that does not exist yet; its id.
     ///
     /// # Errors
@@ -196,11 +199,17 @@ pub trait Grants: Debug + Send + Sync + 'static {
     /// `NotFound` when there is no such upload.
     async fn parts(&self, key: &Key, upload: &str) -> Result<Vec<Part>, StoreError>;
 
-    /// Makes an object of the parts, unless there is one.
+    /// Makes an object of the parts, unless there is one. `note` is kept with it on SeaweedFS alone.
     ///
     /// # Errors
     /// Says whether it may have happened.
-    async fn complete_upload(&self, key: &Key, upload: &str, parts: &[Part]) -> Result<Completed, CreateError>;
+    async fn complete_upload(
+        &self,
+        key: &Key,
+        upload: &str,
+        parts: &[Part],
+        note: Option<&str>,
+    ) -> Result<Completed, CreateError>;
 
     /// Gives an upload up. `parts` are those to be freed where the store knows nothing of uploads.
     ///

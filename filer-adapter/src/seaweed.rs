@@ -19,6 +19,7 @@
 //! reported as damage; the third is found by the sums of blocks. Locations are remembered until a server does not have the volume any more.
 
 mod fid;
+mod grants;
 mod http;
 mod jwt;
 mod master;
@@ -27,11 +28,12 @@ mod volume;
 
 use crate::{
     Attributes, BlobStore, CreateError, Found, GetOptions, Listed, MultipartUpload, ObjectMeta, Runtime, StoreError,
-    StoreErrorKind, Stored, attempt::chain,
+    StoreErrorKind, Stored, attempt::chain, grant::Grants,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
 use fid::Fid;
+pub use grants::SeaweedGranter;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use refstream_types::{Crc32c, Key};
 use std::{
@@ -43,6 +45,7 @@ use std::{
     },
     time::Duration,
 };
+use volume::Needle;
 
 /// How to reach a cluster.
 #[derive(Clone)]
@@ -130,6 +133,10 @@ struct Shared {
     known: Mutex<HashMap<u32, master::Known>>,
     /// The volume servers want permissions, and the master gives them: to write, to read.
     guarded: [AtomicBool; 2],
+    /// Instead of the master, whom only brokers reach.
+    grants: Option<Arc<dyn Grants>>,
+    /// Of needles that were written by a grant.
+    neighbours: Mutex<grants::Neighbours>,
 }
 
 impl fmt::Debug for Shared {
@@ -169,6 +176,29 @@ impl SeaweedStore {
     /// # Errors
     /// When the configuration cannot be used.
     pub fn open(name: &str, config: SeaweedConfig, runtime: Arc<dyn Runtime>) -> Result<Self, StoreError> {
+        Self::open_with(name, config, runtime, None)
+    }
+
+    /// Opens a cluster whose master is not asked: for each payload a grant is asked for. Nothing can be deleted.
+    ///
+    /// # Errors
+    /// When the configuration cannot be used.
+    pub fn granted(
+        name: &str,
+        config: SeaweedConfig,
+        runtime: Arc<dyn Runtime>,
+        grants: Arc<dyn Grants>,
+    ) -> Result<Self, StoreError> {
+        let config = SeaweedConfig { signing_key: None, read_signing_key: None, ..config };
+        Self::open_with(name, config, runtime, Some(grants))
+    }
+
+    fn open_with(
+        name: &str,
+        config: SeaweedConfig,
+        runtime: Arc<dyn Runtime>,
+        grants: Option<Arc<dyn Grants>>,
+    ) -> Result<Self, StoreError> {
         let full_name = format!("{name} (SeaweedFS at {})", config.masters.join(", "));
         let refuse = |message: String| StoreError {
             kind: StoreErrorKind::Invalid,
@@ -177,7 +207,7 @@ impl SeaweedStore {
             key: None,
             message,
         };
-        if config.masters.is_empty() {
+        if config.masters.is_empty() && grants.is_none() {
             return Err(refuse("no master is given; use HOST:PORT".into()));
         }
         if let Some(bad) = config.masters.iter().find(|m| m.contains('/') || !m.contains(':')) {
@@ -202,6 +232,8 @@ impl SeaweedStore {
             pool: master::Pool::default(),
             known: Mutex::default(),
             guarded: Default::default(),
+            grants,
+            neighbours: Mutex::default(),
         };
         Ok(Self { shared: Arc::new(shared) })
     }
@@ -234,16 +266,30 @@ impl BlobStore for SeaweedStore {
         if size > self.shared.config.blob_bytes {
             return upload::put_in_parts(&self.shared, key, &body, checksum, attributes.note.clone()).await;
         }
-        let fid = self.shared.put(key, &body, checksum, attributes.note.as_deref(), false).await?;
+        let what = Needle::Object { note: attributes.note.as_deref() };
+        let (fid, _) = self.shared.put(key, &body, checksum, what).await?;
         let key = self.shared.key_of(fid).map_err(CreateError::MayHaveHappened)?;
         Ok(Stored { key, size, etag: Some(format!("{:08x}", checksum.0)) })
     }
 
-    async fn start_multipart(&self, key: &Key, _: &Attributes) -> Result<Box<dyn MultipartUpload>, StoreError> {
-        Ok(Box::new(upload::Upload::new(&self.shared, key, &self.shared.runtime.token().to_string())))
+    async fn start_multipart(
+        &self,
+        key: &Key,
+        attributes: &Attributes,
+    ) -> Result<Box<dyn MultipartUpload>, StoreError> {
+        let id = match &self.shared.grants {
+            Some(grants) => grants.start_upload(key, attributes).await?,
+            None => self.shared.runtime.token().to_string(),
+        };
+        Ok(Box::new(upload::Upload::new(&self.shared, key, &id)))
     }
 
     async fn resume_multipart(&self, key: &Key, upload: &str) -> Result<Box<dyn MultipartUpload>, StoreError> {
+        // Parts of an upload that was not granted cannot be proven.
+        if self.shared.grants.is_some() != grants::is_granted(upload) {
+            let message = "the upload was begun with other permissions; it starts anew";
+            return Err(self.shared.error(StoreErrorKind::NotFound, "resume upload", Some(key), message));
+        }
         Ok(Box::new(upload::Upload::new(&self.shared, key, upload)))
     }
 
@@ -253,7 +299,9 @@ impl BlobStore for SeaweedStore {
     }
 
     async fn head(&self, key: &Key) -> Result<Option<ObjectMeta>, StoreError> {
-        let Some(fid) = Fid::of_key(key) else { return Ok(None) };
+        let plain = grants::without_proof(key.as_str());
+        let fid = if plain == key.as_str() { Fid::of_key(key) } else { plain.parse().ok() };
+        let Some(fid) = fid else { return Ok(None) };
         match self.shared.head(fid, key).await {
             Ok(meta) => Ok(Some(meta)),
             Err(failed) if failed.error.is_not_found() => Ok(None),

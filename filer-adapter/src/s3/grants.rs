@@ -4,9 +4,11 @@
 
 use super::{S3Store, Shared, encode_checksum, multipart::Multipart};
 use crate::{
-    Attributes, BlobStore, CreateError, Listed, MultipartUpload as _, Part, Runtime, StoreError, StoreErrorKind, Stored,
+    Attributes, BlobStore, CreateError, Listed, MultipartUpload as _, Part, Runtime, StoreError, StoreErrorKind,
+    Stored,
     attempt::Failed,
     grant::{Completed, Grants, ReadAsk, ReadGrant, SignedRequest, UploadAsk, UploadGrant, UploadKind},
+    store::NOTE,
 };
 use async_trait::async_trait;
 use aws_sdk_s3::{
@@ -24,7 +26,7 @@ use aws_smithy_runtime_api::{
 };
 use aws_smithy_types::config_bag::ConfigBag;
 use refstream_types::Key;
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 /// What a granted request keeps of the SDK's headers: what belongs to its body, and to the way it is read.
 const KEPT: [&str; 5] = ["host", "content-length", "range", "if-match", "user-agent"];
@@ -120,6 +122,7 @@ impl Grants for S3Granter {
                     .if_none_match("*")
                     .content_length(length)
                     .set_content_type(attributes.content_type.clone())
+                    .set_metadata(attributes.note.clone().map(|note| HashMap::from([(NOTE.to_owned(), note)])))
                     .set_storage_class(shared.storage_class())
                     .set_server_side_encryption(shared.encryption())
                     .set_ssekms_key_id(shared.kms_key())
@@ -167,7 +170,13 @@ impl Grants for S3Granter {
         self.resumed(key, upload).parts().await
     }
 
-    async fn complete_upload(&self, key: &Key, upload: &str, parts: &[Part]) -> Result<Completed, CreateError> {
+    async fn complete_upload(
+        &self,
+        key: &Key,
+        upload: &str,
+        parts: &[Part],
+        _: Option<&str>,
+    ) -> Result<Completed, CreateError> {
         let shared = &self.store.shared;
         let completed: Vec<_> = parts.iter().map(|part| self.resumed(key, upload).completed(part)).collect();
         let size = parts.iter().map(|part| part.size).sum();
@@ -255,7 +264,12 @@ impl Shared {
     }
 
     /// The permission to read an object, where one is needed.
-    pub(super) async fn permit_read(&self, key: &Key, version: Option<&str>, head: bool) -> Result<Option<Permit>, Failed> {
+    pub(super) async fn permit_read(
+        &self,
+        key: &Key,
+        version: Option<&str>,
+        head: bool,
+    ) -> Result<Option<Permit>, Failed> {
         let Some(grants) = &self.grants else { return Ok(None) };
         let ask = ReadAsk { key: key.clone(), version: version.map(str::to_owned), head };
         match grants.read(&ask).await.map_err(before)? {
@@ -265,7 +279,8 @@ impl Shared {
     }
 }
 
-const NOT_S3: &str = "the broker gave a grant of another kind of store; client and broker disagree about the configuration";
+const NOT_S3: &str =
+    "the broker gave a grant of another kind of store; client and broker disagree about the configuration";
 
 /// A failure before anything was sent to the store.
 fn before(error: StoreError) -> Failed {

@@ -155,7 +155,7 @@ impl MultipartUpload for Multipart {
 
     async fn complete(&self, parts: &[Part]) -> Result<Stored, CreateError> {
         if let Some(grants) = &self.shared.grants {
-            return Ok(grants.complete_upload(&self.key, &self.upload, parts).await?.stored);
+            return Ok(grants.complete_upload(&self.key, &self.upload, parts, None).await?.stored);
         }
         let completed: Vec<_> = parts.iter().map(|part| self.completed(part)).collect();
         let size = parts.iter().map(|part| part.size).sum();

@@ -4,7 +4,11 @@
 //! two ids of an assignment: its own, and the next one for the sums of its blocks. Ids that are not used are lost, which costs nothing.
 
 use super::{Shared, fid::Fid, http::Answer};
-use crate::{StoreErrorKind, attempt::Failed};
+use crate::{
+    StoreErrorKind,
+    attempt::Failed,
+    grant::{Grants, NeedleGrant, NeedlePlace, ReadAsk, ReadGrant},
+};
 use serde::Deserialize;
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -30,9 +34,20 @@ pub(super) struct Assigned {
     /// `HOST:PORT` of the volume server.
     pub(super) server: Arc<str>,
     pub(super) token: Option<String>,
+    /// Where the sums of its blocks go, and what proves it as a part: of a grant.
+    pub(super) granted: Option<(NeedlePlace, Option<String>)>,
     until: Duration,
     /// Bytes per payload for which its assignment was made.
     fits: u64,
+}
+
+impl Assigned {
+    /// A needle by a grant.
+    pub(super) fn granted(fid: Fid, grant: NeedleGrant) -> Self {
+        let NeedleGrant { server, place: NeedlePlace { path, token }, beside, proof, .. } = grant;
+        let granted = Some((beside, proof));
+        Self { fid, first: fid, path, server: server.into(), token, granted, until: Duration::ZERO, fits: 0 }
+    }
 }
 
 /// Ids that were assigned and not used yet.
@@ -129,7 +144,20 @@ impl Shared {
             return Ok(assigned);
         }
         let each = size.max(64 << 10);
-        let payloads = (BATCH_BYTES / each).clamp(1, BATCH);
+        let mut assigned = self.assign_payloads(each, (BATCH_BYTES / each).clamp(1, BATCH)).await?;
+        let last = assigned.pop().ok_or_else(|| self.misunderstood("assign", "no ids"))?;
+        pool.extend(assigned);
+        Ok(last)
+    }
+
+    /// An id of an assignment of its own: what permits to write to it permits to write to no other payload.
+    pub(super) async fn assign_alone(&self, size: u64) -> Result<Assigned, Failed> {
+        let assigned = self.assign_payloads(size, 1).await?;
+        assigned.into_iter().next().ok_or_else(|| self.misunderstood("assign", "no ids"))
+    }
+
+    /// Has the master assign ids for this many payloads of `each` bytes.
+    async fn assign_payloads(&self, each: u64, payloads: u64) -> Result<Vec<Assigned>, Failed> {
         let config = &self.config;
         let mut query = vec![("count", (payloads * STRIDE).to_string()), ("dataSize", (payloads * each).to_string())];
         let placement =
@@ -145,18 +173,41 @@ impl Shared {
         let first: Fid = said.fid.parse().map_err(|()| self.misunderstood("assign", format!("fid {:?}", said.fid)))?;
         let location = said.location.ok_or_else(|| self.misunderstood("assign", "no url"))?;
         let server = location.server();
-        let until = now + FRESH;
-        for delta in (0..said.count.max(1)).step_by(STRIDE as usize).filter(|delta| delta + 1 < said.count.max(STRIDE))
-        {
+        let until = self.runtime.now() + FRESH;
+        let deltas = (0..said.count.max(1)).step_by(STRIDE as usize);
+        let assigned = deltas.filter(|delta| delta + 1 < said.count.max(STRIDE)).map(|delta| {
             let path = if delta == 0 { said.fid.clone() } else { format!("{}_{delta}", said.fid) };
             let (fid, server, token) = (first.plus(delta), Arc::clone(&server), answer.token.clone());
-            pool.push_back(Assigned { fid, first, path, server, token, until, fits: each });
+            Assigned { fid, first, path, server, token, granted: None, until, fits: each }
+        });
+        Ok(assigned.collect())
+    }
+
+    /// The servers that hold a needle.
+    pub(super) async fn locate(&self, fid: Fid) -> Result<Arc<[Arc<str>]>, Failed> {
+        let Some(grants) = &self.grants else { return self.located(fid.volume).await };
+        match self.read_grant(&**grants, fid).await? {
+            (servers, _) if servers.is_empty() => Err(self.misunderstood("lookup", "the grant names no server")),
+            (servers, _) => Ok(servers.into_iter().map(Arc::from).collect()),
         }
-        pool.pop_back().ok_or_else(|| self.misunderstood("assign", "no ids"))
+    }
+
+    /// Servers and permission of a read that was granted.
+    pub(super) async fn read_grant(
+        &self,
+        grants: &dyn Grants,
+        fid: Fid,
+    ) -> Result<(Vec<String>, Option<String>), Failed> {
+        let failed = |error| Failed { error, happened: false, status: None };
+        let key = self.key_of(fid).map_err(failed)?;
+        match grants.read(&ReadAsk { key, version: None, head: false }).await.map_err(failed)? {
+            ReadGrant::Needle { servers, token, .. } => Ok((servers, token)),
+            ReadGrant::Request(_) => Err(self.misunderstood("lookup", "the grant is one of another kind of store")),
+        }
     }
 
     /// The servers that hold a volume; asks the master unless they are known.
-    pub(super) async fn locate(&self, volume: u32) -> Result<Arc<[Arc<str>]>, Failed> {
+    pub(super) async fn located(&self, volume: u32) -> Result<Arc<[Arc<str>]>, Failed> {
         let now = self.runtime.now();
         if let Some(known) = self.known().get(&volume).filter(|known| known.until > now) {
             return Ok(Arc::clone(&known.servers));
@@ -186,12 +237,23 @@ impl Shared {
     }
 
     /// Forgets where a volume is, since it is not there.
-    pub(super) fn forget(&self, volume: u32) {
-        self.known().remove(&volume);
+    pub(super) fn forget(&self, fid: Fid) {
+        self.known().remove(&fid.volume);
+        if let (Some(grants), Some(key)) = (&self.grants, fid.key()) {
+            grants.forget(&key);
+        }
     }
 
     /// A permission for one needle that the master gives, where it does.
     pub(super) async fn permission(&self, fid: Fid, write: bool) -> Result<Option<String>, Failed> {
+        if let Some(grants) = &self.grants {
+            if write {
+                let message = "this client has no access to the cluster's master, and grants do not cover this";
+                let error = self.error(StoreErrorKind::AccessDenied, "write", fid.key().as_ref(), message);
+                return Err(Failed { error, happened: false, status: None });
+            }
+            return Ok(self.read_grant(&**grants, fid).await?.1);
+        }
         let mut query = vec![("volumeId", fid.volume.to_string()), ("fileId", fid.to_string())];
         if !write {
             query.push(("read", "yes".into()));

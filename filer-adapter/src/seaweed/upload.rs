@@ -1,7 +1,9 @@
 //! Objects in parts: SeaweedFS' own chunk manifests.
 
-use super::{Shared, fid::Fid};
-use crate::{CreateError, MultipartUpload, Part, StoreError, StoreErrorKind, Stored, crc32c};
+use super::{Shared, fid::Fid, grants::etag_with, volume::Needle};
+use crate::{
+    Attributes, CreateError, MultipartUpload, Part, StoreError, StoreErrorKind, Stored, crc32c, grant::Completed,
+};
 use async_trait::async_trait;
 use bytes::Bytes;
 use refstream_types::{Crc32c, Key};
@@ -29,8 +31,8 @@ pub(super) struct Chunk {
 #[derive(Debug, Default)]
 struct Written {
     parts: BTreeMap<u32, Part>,
-    /// Chunks of parts that were replaced.
-    replaced: Vec<Fid>,
+    /// Parts that were replaced.
+    replaced: Vec<Part>,
     aborted: bool,
 }
 
@@ -50,6 +52,12 @@ impl Upload {
         Self { shared: Arc::clone(shared), key: key.clone(), id: id.to_owned(), note: None, written: Mutex::default() }
     }
 
+    /// The same upload, whose object keeps this.
+    pub(super) fn with_note(mut self, note: Option<&str>) -> Self {
+        self.note = note.map(str::to_owned);
+        self
+    }
+
     fn written(&self) -> MutexGuard<'_, Written> {
         self.written.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -59,14 +67,26 @@ impl Upload {
     }
 
     /// Deletes chunks that nothing names, as well as can be.
-    async fn remove(&self, fids: Vec<Fid>) -> Result<(), StoreError> {
+    async fn remove(&self, parts: Vec<Part>) -> Result<(), StoreError> {
+        if let Some(grants) = &self.shared.grants {
+            return if parts.is_empty() { Ok(()) } else { grants.abort_upload(&self.key, &self.id, &parts).await };
+        }
         let mut outcome = Ok(());
-        for fid in fids {
+        for fid in parts.iter().filter_map(|part| part.etag.parse::<Fid>().ok()) {
             if let Err(failed) = self.shared.delete(fid, &self.key).await {
                 outcome = Err(failed.error);
             }
         }
         outcome
+    }
+}
+
+impl Upload {
+    /// Removes what the object does not consist of.
+    async fn forget_replaced(&self) {
+        let replaced = std::mem::take(&mut self.written().replaced);
+        // What cannot be removed costs space only.
+        let _ = self.remove(replaced).await;
     }
 }
 
@@ -81,11 +101,12 @@ impl MultipartUpload for Upload {
             return Err(self.gone());
         }
         let size = body.iter().map(|piece| piece.len() as u64).sum();
-        let fid = self.shared.put(&self.key, &body, checksum, None, false).await.map_err(|failed| failed.error)?;
-        let part = Part { number, etag: fid.to_string(), size, checksum: Some(checksum) };
+        let what = Needle::Part { upload: &self.id, number };
+        let (fid, proof) = self.shared.put(&self.key, &body, checksum, what).await.map_err(|failed| failed.error)?;
+        let part = Part { number, etag: etag_with(fid, proof.as_deref()), size, checksum: Some(checksum) };
         let mut written = self.written();
         if let Some(before) = written.parts.insert(number, part.clone()) {
-            written.replaced.extend(before.etag.parse::<Fid>().ok());
+            written.replaced.push(before);
         }
         Ok(part)
     }
@@ -97,6 +118,14 @@ impl MultipartUpload for Upload {
     async fn complete(&self, parts: &[Part]) -> Result<Stored, CreateError> {
         if self.written().aborted {
             return Err(CreateError::DidNotHappen(self.gone()));
+        }
+        if let Some(grants) = &self.shared.grants {
+            let Completed { stored, beside } = grants.complete_upload(&self.key, &self.id, parts, self.note.as_deref()).await?;
+            if let (Some((server, place)), Some(fid)) = (beside, Fid::of_key(&stored.key)) {
+                self.shared.remember_beside(fid, server.into(), place);
+            }
+            self.forget_replaced().await;
+            return Ok(stored);
         }
         let mut manifest = Manifest { size: 0, chunks: Vec::with_capacity(parts.len()) };
         for part in parts {
@@ -114,23 +143,22 @@ impl MultipartUpload for Upload {
             CreateError::DidNotHappen(error)
         })?;
         let checksum = crc32c(&body);
-        let fid = self.shared.put(&self.key, &body, checksum, self.note.as_deref(), true).await?;
-        let replaced = std::mem::take(&mut self.written().replaced);
-        // What cannot be removed costs space only.
-        let _ = self.remove(replaced).await;
+        let what = Needle::Manifest { note: self.note.as_deref() };
+        let (fid, _) = self.shared.put(&self.key, &body, checksum, what).await?;
+        self.forget_replaced().await;
         let key = self.shared.key_of(fid).map_err(CreateError::MayHaveHappened)?;
         Ok(Stored { key, size, etag: Some(format!("{:08x}", checksum.0)) })
     }
 
     async fn abort(&self) -> Result<(), StoreError> {
-        let fids = {
+        let parts = {
             let mut written = self.written();
             written.aborted = true;
             let replaced = std::mem::take(&mut written.replaced);
             let parts = std::mem::take(&mut written.parts);
-            replaced.into_iter().chain(parts.into_values().filter_map(|part| part.etag.parse().ok())).collect()
+            replaced.into_iter().chain(parts.into_values()).collect()
         };
-        self.remove(fids).await
+        self.remove(parts).await
     }
 }
 
@@ -147,7 +175,11 @@ pub(super) async fn put_in_parts(
         let message = format!("the body has checksum {actual}, not {checksum}");
         return Err(CreateError::DidNotHappen(shared.error(StoreErrorKind::Corrupt, "put", Some(key), message)));
     }
-    let upload = Upload { note, ..Upload::new(shared, key, "") };
+    let id = match &shared.grants {
+        Some(grants) => grants.start_upload(key, &Attributes::default()).await.map_err(CreateError::DidNotHappen)?,
+        None => String::new(),
+    };
+    let upload = Upload { note, ..Upload::new(shared, key, &id) };
     let mut pieces: Vec<Bytes> = body.iter().rev().cloned().collect();
     let mut parts = Vec::new();
     let outcome = async {

@@ -2,8 +2,9 @@
 
 use super::{Shared, escaped, fid::Fid, http, jwt, master::Assigned, upload::Manifest};
 use crate::{
-    ByteStream, Found, GetOptions, ObjectMeta, StoreError, StoreErrorKind,
+    Attributes, ByteStream, Found, GetOptions, ObjectMeta, StoreError, StoreErrorKind,
     attempt::{Failed, chain, retried},
+    grant::{UploadAsk, UploadKind},
     pieces::Pieces,
     store::NOTE,
 };
@@ -22,6 +23,36 @@ const KEPT: &str = "seaweed-";
 
 /// What a volume server says when it cannot read a chunk of a manifest from another one.
 const CHUNK_FAILED: &str = "chunk needle error";
+
+/// What a needle is.
+#[derive(Clone, Copy)]
+pub(super) enum Needle<'a> {
+    Object { note: Option<&'a str> },
+    Part {
+        upload: &'a str,
+        number: u32,
+    },
+    /// A list of chunks; never by a grant.
+    Manifest { note: Option<&'a str> },
+}
+
+impl<'a> Needle<'a> {
+    /// What is kept with it.
+    fn note(self) -> Option<&'a str> {
+        match self {
+            Self::Object { note } | Self::Manifest { note } => note,
+            Self::Part { .. } => None,
+        }
+    }
+
+    fn ask(self, key: &Key, size: u64, checksum: Crc32c) -> UploadAsk {
+        let kind = match self {
+            Self::Part { upload, number } => UploadKind::Part { upload: upload.to_owned(), number },
+            Self::Object { .. } | Self::Manifest { .. } => UploadKind::Object(Attributes::default()),
+        };
+        UploadAsk { key: key.clone(), size, checksum, kind }
+    }
+}
 
 /// What a volume server says of a needle that it stored.
 #[derive(Default, Deserialize)]
@@ -46,7 +77,8 @@ impl Shared {
     async fn token(&self, fid: Fid, write: bool) -> Result<Option<String>, Failed> {
         let key = if write { &self.config.signing_key } else { &self.config.read_signing_key };
         match key {
-            Some(key) => Ok(Some(jwt::sign(key, &fid.to_string(), self.runtime.wall()))),
+            Some(key) => Ok(Some(jwt::sign(key, &fid.to_string(), self.runtime.wall(), jwt::OWN_LIFE))),
+            None if self.grants.is_some() => self.permission(fid, write).await,
             None if self.guarded[usize::from(!write)].load(Ordering::Relaxed) => self.permission(fid, write).await,
             None => Ok(None),
         }
@@ -103,25 +135,28 @@ impl Shared {
         fid.key().ok_or_else(|| self.error(StoreErrorKind::Invalid, "put", None, format!("{fid} is no key")))
     }
 
-    /// Stores a needle under a new id. `manifest`: the body is a list of chunks.
+    /// Stores a needle under a new id. Gives what proves it as a part, too, where it was granted as one.
     pub(super) async fn put(
         &self,
         key: &Key,
         body: &[Bytes],
         checksum: Crc32c,
-        note: Option<&str>,
-        manifest: bool,
-    ) -> Result<Fid, Failed> {
+        what: Needle<'_>,
+    ) -> Result<(Fid, Option<String>), Failed> {
         let size = size_of(body);
+        let manifest = matches!(what, Needle::Manifest { .. });
         retried(self.config.attempts, || async {
-            let assigned = self.assign(size).await?;
+            let assigned = match &self.grants {
+                Some(grants) => self.assigned_by(&**grants, &what.ask(key, size, checksum)).await?,
+                None => self.assign(size).await?,
+            };
             let path = self.written_path(&assigned.path, manifest);
             let token = match &self.config.signing_key {
-                Some(_) => self.token(assigned.first, true).await?,
-                None => assigned.token.clone(),
+                Some(_) if assigned.granted.is_none() => self.token(assigned.first, true).await?,
+                _ => assigned.token.clone(),
             };
             let mut request = body_of(self.request(Method::PUT, &assigned.server, &path, token), body);
-            if let Some(note) = note {
+            if let Some(note) = what.note() {
                 request = request.header(format!("{KEPT}{NOTE}"), note);
             }
             let stored = match self.ask("put", Some(key), size, request).await {
@@ -129,10 +164,18 @@ impl Shared {
                 Err(failed) => Err(failed),
             };
             if let Err(failed) = stored {
-                self.give_up(assigned).await;
+                // Whoever deletes a list of chunks deletes the chunks, which the next try lists again.
+                if !manifest {
+                    self.give_up(assigned).await;
+                }
                 return Err(failed);
             }
-            Ok(assigned.fid)
+            let Assigned { fid, server, granted, .. } = assigned;
+            let proof = granted.and_then(|(beside, proof)| {
+                self.remember_beside(fid, server, beside);
+                proof
+            });
+            Ok((fid, proof))
         })
         .await
     }
@@ -141,17 +184,25 @@ impl Shared {
     pub(super) async fn put_beside(&self, fid: Fid, key: &Key, body: &[Bytes], checksum: Crc32c) -> Result<(), Failed> {
         let size = size_of(body);
         retried(self.config.attempts, || async {
-            let servers = self.locate(fid.volume).await?;
-            let Some(server) = servers.first() else { return Ok(()) };
-            let answer = self.permitted("put", (fid, key), Method::PUT, server, |r| body_of(r, body)).await;
-            let answer = match answer {
+            let sent = if self.grants.is_some() {
+                let failed = |error| Failed { error, happened: false, status: None };
+                let (server, place) = self.beside(fid, key).map_err(failed)?;
+                let path = self.written_path(&place.path, false);
+                self.send("put", Some(key), size, body_of(self.request(Method::PUT, &server, &path, place.token), body))
+                    .await
+            } else {
+                let servers = self.locate(fid).await?;
+                let Some(server) = servers.first() else { return Ok(()) };
+                self.permitted("put", (fid, key), Method::PUT, server, |r| body_of(r, body)).await
+            };
+            let answer = match sent {
                 Ok(answer) if answer.status().is_success() => answer,
                 Ok(answer) => {
-                    self.forget(fid.volume);
+                    self.forget(fid);
                     return Err(self.refused("put", Some(key), answer).await);
                 }
                 Err(failed) => {
-                    self.forget(fid.volume);
+                    self.forget(fid);
                     return Err(failed);
                 }
             };
@@ -452,10 +503,10 @@ impl Servers {
             return Ok(None);
         }
         if self.located == 1 {
-            shared.forget(self.fid.volume);
+            shared.forget(self.fid);
         }
         self.located += 1;
-        let servers = match shared.locate(self.fid.volume).await {
+        let servers = match shared.locate(self.fid).await {
             Ok(servers) => servers,
             Err(failed) => return if self.worst.is_some() { Ok(None) } else { Err(failed) },
         };

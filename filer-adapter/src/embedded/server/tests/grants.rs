@@ -37,7 +37,7 @@ fn granter(rig: &Rig, late: Duration) -> Arc<S3Granter> {
 }
 
 fn ask(at: &str, body: &[u8]) -> UploadAsk {
-    let attributes = Attributes { content_type: Some("image/png".to_owned()) };
+    let attributes = Attributes { content_type: Some("image/png".to_owned()), note: Some("our-note".to_owned()) };
     let (size, checksum) = (body.len() as u64, crc32c(body));
     UploadAsk { key: key(at), size, checksum, kind: UploadKind::Object(attributes) }
 }
@@ -86,7 +86,11 @@ async fn a_granted_put_stores_what_was_granted_and_only_once() {
     let rig = rig().await;
     let granter = granter(&rig, Duration::ZERO);
     let request = upload(&*granter, ask("p/a", b"first")).await;
-    assert!(request.headers.iter().any(|(name, value)| name == "if-none-match" && value == "*"), "{:?}", request.headers);
+    assert!(
+        request.headers.iter().any(|(name, value)| name == "if-none-match" && value == "*"),
+        "{:?}",
+        request.headers
+    );
     let (status, answer) = send(&rig, "PUT", &request, &[], b"first").await;
     assert_eq!(status, 200, "{answer}");
     let meta = rig.store.head(&key("p/a")).await.unwrap().unwrap();
@@ -112,10 +116,11 @@ async fn a_granted_put_is_good_for_nothing_else() {
         SignedRequest { headers, ..good.clone() }
     };
     let other_sum = super::super::super::service::checksum_text(crc32c(b"other"));
-    let attacks: [(&str, &str, SignedRequest, &[&str], &[u8], u16); 15] = [
+    let attacks: [(&str, &str, SignedRequest, &[&str], &[u8], u16); 16] = [
         ("another key", "PUT", elsewhere("/p/b"), &[], b"first", 403),
         ("a key that is taken", "PUT", elsewhere("/secret"), &[], b"first", 403),
         ("a key by way of another", "PUT", elsewhere("/p/a/../b"), &[], b"first", 403),
+        ("another note", "PUT", with("x-amz-meta-refstream-note", Some("another")), &[], b"first", 403),
         ("without the condition", "PUT", with("if-none-match", None), &[], b"first", 403),
         ("another condition", "PUT", with("if-none-match", Some("\"x\"")), &[], b"first", 403),
         ("other bytes", "PUT", good.clone(), &[], b"other", 400),
@@ -127,7 +132,14 @@ async fn a_granted_put_is_good_for_nothing_else() {
         ("a copy", "PUT", good.clone(), &["x-amz-copy-source: /refstream/secret"], b"first", 403),
         ("deletion", "DELETE", with("content-length", None), &[], b"", 403),
         ("reading", "GET", good.clone(), &[], b"", 403),
-        ("a longer life", "PUT", SignedRequest { url: good.url.replace("Expires=300", "Expires=3000"), ..good.clone() }, &[], b"first", 403),
+        (
+            "a longer life",
+            "PUT",
+            SignedRequest { url: good.url.replace("Expires=300", "Expires=3000"), ..good.clone() },
+            &[],
+            b"first",
+            403,
+        ),
     ];
     for (attack, method, request, more, body, expected) in attacks {
         let (status, answer) = send(&rig, method, &request, more, body).await;
@@ -183,7 +195,7 @@ async fn a_store_without_credentials_works_by_grants() {
     let store = S3Store::granted("test", no_keys, Arc::<S3Granter>::clone(&granter)).await.unwrap();
     let bytes = pattern(3 << 20, 7);
     let pieces: Vec<_> = (0..3).map(|i| bytes.slice(i << 20..(i + 1) << 20)).collect();
-    let attributes = Attributes { content_type: Some("image/png".to_owned()) };
+    let attributes = Attributes { content_type: Some("image/png".to_owned()), note: Some("our-note".to_owned()) };
     let at = key("p/ä b+c");
     let sum = crc32c(&bytes);
     let stored = store.put(&at, pieces.clone(), sum, &attributes).await.unwrap();
@@ -194,6 +206,7 @@ async fn a_store_without_credentials_works_by_grants() {
     assert!(matches!(other, CreateError::DidNotHappen(StoreError { kind: StoreErrorKind::Invalid, .. })), "{other}");
     let meta = store.head(&at).await.unwrap().unwrap();
     assert_eq!((meta.size, meta.content_type.as_deref()), (3 << 20, Some("image/png")));
+    assert_eq!(meta.note.as_deref(), Some("our-note"));
     let range = Some(ByteRange { offset: 1 << 20, length: 100 });
     for etag in [None, meta.etag.clone()] {
         let found = store.get(&at, &GetOptions { range, etag, version: None }).await.unwrap();
@@ -216,7 +229,7 @@ async fn an_upload_in_parts_works_by_grants_and_never_overwrites() {
     let granter = granter(&rig, Duration::ZERO);
     let no_keys = ClientConfig { credentials: None, ..config(&rig.server, &EmbeddedKeys::new("", "")) };
     let store = S3Store::granted("test", no_keys, Arc::<S3Granter>::clone(&granter)).await.unwrap();
-    let attributes = Attributes { content_type: Some("video/mp4".to_owned()) };
+    let attributes = Attributes { content_type: Some("video/mp4".to_owned()), note: None };
     let cut = MIN_PART_BYTES as usize;
     let bytes = pattern(cut + 1_000, 9);
     let upload = store.start_multipart(&key("p/big"), &attributes).await.unwrap();
