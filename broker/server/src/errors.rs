@@ -1,6 +1,7 @@
 //! Errors as clients get them: what happened, where, what to do; whether to retry; whether anything may have happened.
 
 use refstream_core::{AppendError, OperationError, StopReason};
+use refstream_filer_adapter::{StoreError, StoreErrorKind};
 use refstream_proto::v1::{ErrorCode, ErrorDetail};
 use refstream_types::TopicId;
 use std::{fmt::Display, time::Duration};
@@ -17,6 +18,10 @@ fn later(code: ErrorCode, text: impl Display) -> ErrorDetail {
 
 pub(crate) fn invalid(text: impl Display) -> ErrorDetail {
     refused(ErrorCode::InvalidArgument, text)
+}
+
+pub(crate) fn not_authorised(text: impl Display) -> ErrorDetail {
+    refused(ErrorCode::NotAuthorised, text)
 }
 
 pub(crate) fn unsupported(text: impl Display) -> ErrorDetail {
@@ -121,6 +126,23 @@ pub(crate) fn stopped(reason: &StopReason) -> ErrorDetail {
 /// What went wrong inside; whatever was committed stands.
 pub(crate) fn internal(text: impl Display) -> ErrorDetail {
     ErrorDetail { code: ErrorCode::Internal.into(), message: text.to_string(), ..ErrorDetail::default() }
+}
+
+/// What a store answered to a request that was made for a client. Whether it happened is for the caller to say.
+pub(crate) fn store(error: &StoreError) -> ErrorDetail {
+    let text = &error.message;
+    match error.kind {
+        StoreErrorKind::NotFound => refused(ErrorCode::PayloadNotFound, text),
+        StoreErrorKind::Throttled(after) => {
+            ErrorDetail { retry_after_micros: after.map(micros), ..later(ErrorCode::Throttled, text) }
+        }
+        StoreErrorKind::Unavailable | StoreErrorKind::NoSpace => later(ErrorCode::Unavailable, error),
+        StoreErrorKind::AccessDenied => {
+            not_authorised(format!("the store does not permit it to the broker itself: {text}"))
+        }
+        StoreErrorKind::Invalid | StoreErrorKind::Changed => invalid(text),
+        StoreErrorKind::NoSuchStore | StoreErrorKind::Corrupt => refused(ErrorCode::Internal, error),
+    }
 }
 
 /// A compaction that did not end: what it committed stands, trying again is safe.

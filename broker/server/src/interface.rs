@@ -1,14 +1,15 @@
 //! How a binary runs a broker.
 
+use crate::Tokens;
 use async_trait::async_trait;
 use refstream_core::Settings;
-use refstream_filer_adapter::{Filer, Runtime, probe::ProbeError};
+use refstream_filer_adapter::{Filer, Runtime, grant::Grants, probe::ProbeError};
 use refstream_format::{
     cluster_log::{SealedSegment, TopicState},
     manifest::Manifest,
 };
 use refstream_types::{Layout, SegmentNumber, StoreName};
-use std::{fmt::Debug, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fmt::Debug, net::SocketAddr, sync::Arc, time::Duration};
 use thiserror::Error;
 
 /// What a compaction did.
@@ -116,6 +117,12 @@ pub struct ServerConfig {
     pub stores: Vec<StoreDescription>,
     /// The name of the store that holds metadata and files.
     pub metadata_store: StoreName,
+    /// Who signs grants, by store; clients of the others need credentials.
+    pub grants: BTreeMap<StoreName, Arc<dyn Grants>>,
+    /// Key prefixes that grants to read are given for besides topics' own objects.
+    pub read_prefixes: Vec<String>,
+    /// The tokens of which every call needs one; none: whoever reaches the broker may call it.
+    pub tokens: Tokens,
     /// Committed batches kept in memory for readers, in bytes.
     pub read_cache_bytes: usize,
     /// Files from segments.
@@ -139,10 +146,10 @@ pub enum StartError {
         /// What the system said.
         error: std::io::Error,
     },
-    /// The address can be reached from other machines, which needs TLS and a token; neither exists yet.
+    /// The address can be reached from other machines, which needs TLS and a token; there is no TLS yet.
     #[error(
         "refusing to listen on {address}: it is not a loopback address, and listening beyond loopback requires TLS and a token, \
-         which this version does not have; use a loopback address such as 127.0.0.1 with --{flag}"
+         and this version has no TLS; use a loopback address such as 127.0.0.1 with --{flag}"
     )]
     NotLoopback {
         /// The address.

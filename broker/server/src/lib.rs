@@ -2,6 +2,7 @@
 
 #![warn(missing_docs)]
 
+mod auth;
 mod compaction;
 mod connection;
 mod core_task;
@@ -18,5 +19,6 @@ mod server;
 #[cfg(test)]
 mod tests;
 
+pub use auth::{InvalidTokenHash, Tokens};
 pub use interface::{Compacted, Compactor, CompactorError, ServerConfig, ServerSettings, StartError, StoreDescription};
 pub use server::Server;

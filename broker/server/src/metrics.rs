@@ -21,6 +21,8 @@
 //! | `refstream_grpc_received_bytes_total`, `refstream_grpc_sent_bytes_total` | counter, bytes on the wire | |
 //! | `refstream_read_cache_bytes` | gauge | |
 //! | `refstream_journal_reads_total`, `refstream_journal_read_bytes_total` | counter, ranged reads for tails | |
+//! | `refstream_grants_total` | counter, grants given | `kind` |
+//! | `refstream_calls_refused_total` | counter, calls without a right token | |
 //! | `refstream_store_errors_total` | counter | `operation` |
 //! | `refstream_compactions_total`, `refstream_compaction_failures_total` | counter | |
 //! | `refstream_compaction_rows_total`, `refstream_compaction_bytes_total` | counter, rows and file bytes | |
@@ -41,6 +43,11 @@ fn latency() -> Histogram {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct CodeLabel {
     pub(crate) code: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct KindLabel {
+    pub(crate) kind: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -77,6 +84,8 @@ pub(crate) struct Metrics {
     pub(crate) read_cache_bytes: Gauge,
     pub(crate) journal_reads: Counter,
     pub(crate) journal_read_bytes: Counter,
+    grants: Family<KindLabel, Counter>,
+    pub(crate) calls_refused: Counter,
     pub(crate) store_errors: Family<OperationLabel, Counter>,
     pub(crate) compactions: Counter,
     pub(crate) compaction_failures: Counter,
@@ -114,6 +123,8 @@ impl Metrics {
             read_cache_bytes: Gauge::default(),
             journal_reads: Counter::default(),
             journal_read_bytes: Counter::default(),
+            grants: Family::default(),
+            calls_refused: Counter::default(),
             store_errors: Family::default(),
             compactions: Counter::default(),
             compaction_failures: Counter::default(),
@@ -167,6 +178,8 @@ impl Metrics {
         r.register("read_cache_bytes", "Committed batches kept in memory for readers", self.read_cache_bytes.clone());
         r.register("journal_reads", "Ranged reads of journal objects for tails", self.journal_reads.clone());
         r.register("journal_read_bytes", "Bytes of those reads", self.journal_read_bytes.clone());
+        r.register("grants", "Grants given, by kind", self.grants.clone());
+        r.register("calls_refused", "Calls without a right token", self.calls_refused.clone());
         r.register("store_errors", "Failed store operations of the broker", self.store_errors.clone());
         r.register("compactions", "Compactions that ended well", self.compactions.clone());
         r.register("compaction_failures", "Compactions that failed", self.compaction_failures.clone());
@@ -178,6 +191,10 @@ impl Metrics {
             seconds(),
             self.compaction_latency.clone(),
         );
+    }
+
+    pub(crate) fn granted(&self, kind: &'static str) {
+        self.grants.get_or_create(&KindLabel { kind }).inc();
     }
 
     pub(crate) fn store_error(&self, operation: &'static str) {

@@ -4,11 +4,11 @@ use crate::{
     StoreDescription, compaction::Compaction, core_task::CoreHandle, errors, metrics::Metrics, reader::Reader,
 };
 use refstream_core::{Phase, Reply, TopicOperation};
-use refstream_filer_adapter::Runtime;
+use refstream_filer_adapter::{Runtime, grant::Grants};
 use refstream_format::cluster_log::{ClusterState, TopicState};
 use refstream_proto::v1::{ErrorDetail, PartitionOffsets};
 use refstream_types::{Layout, PartitionId, StoreName, TopicName};
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 use tokio_util::sync::CancellationToken;
 
 /// Name and version, as brokers and clients tell each other.
@@ -23,6 +23,10 @@ pub(crate) struct Node {
     pub(crate) compaction: Arc<Compaction>,
     pub(crate) stores: Vec<StoreDescription>,
     pub(crate) metadata_store: StoreName,
+    /// Who signs, for each store that grants are given for.
+    pub(crate) grants: BTreeMap<StoreName, Arc<dyn Grants>>,
+    /// What clients may be granted to read besides topics' objects.
+    pub(crate) read_prefixes: Vec<String>,
     pub(crate) layout: Layout,
     pub(crate) runtime: Arc<dyn Runtime>,
     pub(crate) stuck_after: std::time::Duration,

@@ -7,6 +7,7 @@ mod create_topic;
 mod delete_topic;
 mod describe_deployment;
 mod describe_topic;
+mod grants;
 mod list_offsets;
 mod list_segments;
 mod list_topics;
@@ -15,12 +16,15 @@ mod open_producer;
 mod seal;
 mod tail;
 
-use crate::node::Node;
+use crate::{auth::Caller, node::Node};
 use futures::stream::BoxStream;
 use refstream_format::{batch::MAX_BATCH_BYTES, cluster_log::TopicState};
 use refstream_proto::{
     into_status,
-    v1::{self, ErrorDetail, records_server::Records, segments_server::Segments, topics_server::Topics},
+    v1::{
+        self, ErrorDetail, grants_server::Grants, records_server::Records, segments_server::Segments,
+        topics_server::Topics,
+    },
 };
 use std::sync::Arc;
 use tonic::{Request, Response, Status, Streaming};
@@ -36,6 +40,12 @@ type Answer<T> = Result<Response<T>, Status>;
 
 fn answer<T>(result: Result<T, ErrorDetail>) -> Answer<T> {
     result.map(Response::new).map_err(into_status)
+}
+
+/// Says who was granted what; with `--verbose` twice.
+fn note_grants<T>(what: &'static str, store: &str, count: usize, request: &Request<T>) {
+    let caller = request.extensions().get::<Caller>().map(tracing::field::display);
+    tracing::debug!(caller, store, count, "{what} are asked for");
 }
 
 fn topic_response(topic: &TopicState) -> v1::Topic {
@@ -105,5 +115,32 @@ impl Segments for Services {
     }
     async fn compact(&self, request: Request<v1::CompactRequest>) -> Answer<v1::CompactResponse> {
         answer(compact::call(&self.0, &request.into_inner()).await)
+    }
+}
+
+#[tonic::async_trait]
+impl Grants for Services {
+    async fn grant_uploads(&self, request: Request<v1::GrantUploadsRequest>) -> Answer<v1::GrantUploadsResponse> {
+        note_grants("grants to store", &request.get_ref().store, request.get_ref().asks.len(), &request);
+        answer(grants::uploads::call(&self.0, request.into_inner()).await)
+    }
+    async fn grant_reads(&self, request: Request<v1::GrantReadsRequest>) -> Answer<v1::GrantReadsResponse> {
+        note_grants("grants to read", &request.get_ref().store, request.get_ref().asks.len(), &request);
+        answer(grants::reads::call(&self.0, request.into_inner()).await)
+    }
+    async fn start_upload(&self, request: Request<v1::StartUploadRequest>) -> Answer<v1::StartUploadResponse> {
+        answer(grants::parts::start(&self.0, request.into_inner()).await)
+    }
+    async fn list_parts(&self, request: Request<v1::ListPartsRequest>) -> Answer<v1::ListPartsResponse> {
+        answer(grants::parts::list(&self.0, request.into_inner()).await)
+    }
+    async fn complete_upload(&self, request: Request<v1::CompleteUploadRequest>) -> Answer<v1::CompleteUploadResponse> {
+        answer(grants::parts::complete(&self.0, request.into_inner()).await)
+    }
+    async fn abort_upload(&self, request: Request<v1::AbortUploadRequest>) -> Answer<v1::AbortUploadResponse> {
+        answer(grants::parts::abort(&self.0, request.into_inner()).await)
+    }
+    async fn list_objects(&self, request: Request<v1::ListObjectsRequest>) -> Answer<v1::ListObjectsResponse> {
+        answer(grants::list_objects::call(&self.0, &request.into_inner()).await)
     }
 }

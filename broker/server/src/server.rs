@@ -9,6 +9,7 @@
 
 use crate::{
     ServerConfig, StartError,
+    auth::Door,
     compaction::Compaction,
     connection::Connection,
     core_task::{CoreHandle, CoreTask},
@@ -26,11 +27,13 @@ use refstream_filer_adapter::{
 };
 use refstream_journal::Metadata;
 use refstream_proto::v1::{
-    records_server::RecordsServer, segments_server::SegmentsServer, topics_server::TopicsServer,
+    grants_server::GrantsServer, records_server::RecordsServer, segments_server::SegmentsServer,
+    topics_server::TopicsServer,
 };
 use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{net::TcpListener, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
+use tonic::service::interceptor::InterceptedService;
 
 /// Bytes that a client may send on one stream, and on one connection, before the broker has taken them: enough for hundreds
 /// of MB/s at a few milliseconds of delay.
@@ -156,12 +159,15 @@ impl Server {
             compaction,
             stores: config.stores,
             metadata_store: config.metadata_store,
+            grants: config.grants,
+            read_prefixes: config.read_prefixes,
             layout: config.layout,
             runtime: Arc::clone(&runtime),
             stuck_after: config.settings.stuck_after,
             closing: closing.clone(),
         });
-        let grpc = tokio::spawn(serve_grpc(grpc_listener, Services(Arc::clone(&node)), refusing.clone()));
+        let door = Door::new(config.tokens, Arc::clone(&node.metrics));
+        let grpc = tokio::spawn(serve_grpc(grpc_listener, Services(Arc::clone(&node)), door, refusing.clone()));
         let http = tokio::spawn(serve_http(http_listener, node, over.clone()));
         Ok(Self {
             grpc_address,
@@ -260,12 +266,16 @@ fn seed(runtime: &dyn Runtime) -> [u8; 32] {
     seed
 }
 
-async fn serve_grpc(listener: TcpListener, services: Services, refusing: CancellationToken) {
+async fn serve_grpc(listener: TcpListener, services: Services, door: Door, refusing: CancellationToken) {
     let node = Arc::clone(&services.0);
     let connections = stream::unfold((listener, node), |(listener, node)| async move {
         let connection = Connection::accept(&listener, &node.metrics, &*node.runtime).await;
         Some((Ok::<_, Infallible>(connection), (listener, node)))
     });
+    let records = RecordsServer::new(services.clone())
+        .max_decoding_message_size(MAX_CALL_BYTES)
+        .max_encoding_message_size(MAX_CALL_BYTES);
+    let segments = SegmentsServer::new(services.clone()).max_encoding_message_size(MAX_CALL_BYTES);
     let served = tonic::transport::Server::builder()
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
@@ -273,13 +283,10 @@ async fn serve_grpc(listener: TcpListener, services: Services, refusing: Cancell
         .max_concurrent_streams(CALLS)
         .http2_keepalive_interval(Some(KEEPALIVE))
         .http2_keepalive_timeout(Some(KEEPALIVE))
-        .add_service(TopicsServer::new(services.clone()))
-        .add_service(
-            RecordsServer::new(services.clone())
-                .max_decoding_message_size(MAX_CALL_BYTES)
-                .max_encoding_message_size(MAX_CALL_BYTES),
-        )
-        .add_service(SegmentsServer::new(services).max_encoding_message_size(MAX_CALL_BYTES))
+        .add_service(InterceptedService::new(TopicsServer::new(services.clone()), door.clone()))
+        .add_service(InterceptedService::new(records, door.clone()))
+        .add_service(InterceptedService::new(segments, door.clone()))
+        .add_service(InterceptedService::new(GrantsServer::new(services), door))
         .serve_with_incoming_shutdown(connections, refusing.cancelled_owned())
         .await;
     if let Err(error) = served {

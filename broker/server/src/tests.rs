@@ -51,9 +51,17 @@ fn config(shelf: &Arc<Shelf>) -> ServerConfig {
         layout: Layout::new("test").unwrap(),
         stores: vec![StoreDescription {
             name: "main".parse().unwrap(),
-            description: v1::Store { name: "main".into(), uri_prefix: "s3://bucket/".into(), kind: None },
+            description: v1::Store {
+                name: "main".into(),
+                uri_prefix: "s3://bucket/".into(),
+                kind: None,
+                grants: false,
+            },
         }],
         metadata_store: "main".parse().unwrap(),
+        grants: std::collections::BTreeMap::new(),
+        read_prefixes: Vec::new(),
+        tokens: crate::Tokens::default(),
         read_cache_bytes: 1 << 20,
         compactor: None,
         runtime: Arc::new(TokioRuntime::new()),

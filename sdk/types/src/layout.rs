@@ -27,6 +27,11 @@ pub const MAX_KEY_BYTES: usize = 1_024;
 /// The longest part of a key between slashes that we make ourselves, in bytes.
 pub const MAX_KEY_COMPONENT_BYTES: usize = 255;
 
+/// The longest name of a topic's folder: 100 bytes of the topic's name, a dash, and a number.
+const MAX_FOLDER_BYTES: usize = 121;
+/// What the name of a blob's checksums ends with.
+const BLOCKS: &str = ".blocks";
+
 /// A text that cannot be an object's key.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("the object key {key:?} is refused: {why}")]
@@ -140,6 +145,23 @@ impl TopicFolder {
         let name = name.as_str();
         Self(format!("{}-{id}", &name[..name.len().min(100)]).into())
     }
+
+    /// The topic that a folder of this name would be of. Whether it is its folder is told by making that anew.
+    pub fn topic(&self) -> Option<TopicId> {
+        let id = self.0.rsplit_once('-')?.1;
+        id.bytes().all(|byte| byte.is_ascii_digit()).then(|| id.parse().ok().map(TopicId))?
+    }
+}
+
+/// What an object of a topic is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TopicObject {
+    /// A payload or pack, or the checksums beside it.
+    Payload,
+    /// A file of records: under `data/` or `_fresh/`.
+    File,
+    /// A version or page of the manifest, or its boundary.
+    Manifest,
 }
 
 impl fmt::Display for TopicFolder {
@@ -284,9 +306,36 @@ impl Layout {
         self.key(format_args!("payloads/{folder}/{:02x}/{name}", name.0[0]))
     }
 
+    /// Whose object has this key, and what it is; `None` for a key that no topic's object can have. The topic need not exist.
+    pub fn topic_object(&self, key: &Key) -> Option<(TopicFolder, TopicObject)> {
+        let (area, rest) = key.as_str().strip_prefix(&*self.root)?.split_once('/')?;
+        let (folder, rest) = rest.split_once('/').filter(|(folder, _)| folder.len() <= MAX_FOLDER_BYTES)?;
+        let folder = TopicFolder(folder.into());
+        match area {
+            "payloads" => {
+                let name = rest.rsplit('/').next()?;
+                let token = name.strip_suffix(BLOCKS).unwrap_or(name).parse().ok()?;
+                let payload = self.payload(&folder, token);
+                (payload == *key || Self::blocks(&payload) == *key).then_some((folder, TopicObject::Payload))
+            }
+            "topics" => match rest.split_once('/')?.0 {
+                "data" | "_fresh" => Some((folder, TopicObject::File)),
+                "manifest" | "pages" => Some((folder, TopicObject::Manifest)),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// The topic of whose objects other than payloads this is a prefix. It need not exist.
+    pub fn topic_of_prefix(&self, prefix: &str) -> Option<TopicFolder> {
+        let (folder, _) = prefix.strip_prefix(&*self.root)?.strip_prefix("topics/")?.split_once('/')?;
+        Some(TopicFolder(folder.into()))
+    }
+
     /// The checksums of each stored MiB of a large blob.
     pub fn blocks(blob: &Key) -> Key {
-        Key::made(format!("{blob}.blocks"))
+        Key::made(format!("{blob}{BLOCKS}"))
     }
 }
 
@@ -319,6 +368,43 @@ mod tests {
             layout.data_file(&folder, day, (SegmentNumber(3), SegmentNumber(12)), range).as_str(),
             "prod/eu/topics/images-7/data/ingest_date=2026-11-29/s000000000003-s000000000012-p00000-00016.parquet"
         );
+    }
+
+    #[test]
+    fn a_topics_objects_are_told_from_all_others() {
+        for root in ["", "prod/eu"] {
+            let layout = Layout::new(root).unwrap();
+            let folder = TopicFolder::new(&"ima-ges".parse().unwrap(), TopicId(7));
+            assert_eq!(folder.topic(), Some(TopicId(7)));
+            let payload = layout.payload(&folder, Token([0xab; 16]));
+            let kind = |key: &Key| layout.topic_object(key).filter(|(found, _)| *found == folder).map(|(_, kind)| kind);
+            assert_eq!(kind(&payload), Some(TopicObject::Payload));
+            assert_eq!(kind(&Layout::blocks(&payload)), Some(TopicObject::Payload));
+            let manifest = layout.link(&Chain::Manifest(folder.clone()), 3);
+            assert_eq!(kind(&manifest), Some(TopicObject::Manifest));
+            assert_eq!(kind(&layout.manifest_page(&folder, Version(3))), Some(TopicObject::Manifest));
+            assert_eq!(layout.topic_of_prefix(&layout.fresh_prefix(&folder)), Some(folder.clone()));
+            let file: Key = format!("{}ingest_date=x/y.parquet", layout.data_prefix(&folder)).parse().unwrap();
+            assert_eq!(kind(&file), Some(TopicObject::File));
+            let prefix = layout.payload_prefix(&folder);
+            for other in [
+                "abababababababababababababababab",
+                "00/abababababababababababababababab",
+                "AB/ABABABABABABABABABABABABABABABAB",
+                "ab/abababababababababababababababab.blocks.blocks",
+                "ab/abababababababababababababababab.txt",
+                "ab/x/abababababababababababababababab",
+                "ab/abab",
+            ] {
+                assert_eq!(layout.topic_object(&format!("{prefix}{other}").parse().unwrap()), None, "{other}");
+            }
+            for other in [layout.journal(Epoch(1), Slot(1)), layout.link(&Chain::ClusterLog, 1), "x".parse().unwrap()] {
+                assert_eq!(layout.topic_object(&other), None, "{other}");
+            }
+            assert_eq!(layout.topic_of_prefix("topics/"), None);
+            assert_eq!(layout.topic_of_prefix(&prefix), None);
+        }
+        assert_eq!(Layout::new("a").unwrap().topic_object(&"payloads/t-1/ab/x".parse().unwrap()), None);
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub use ids::{
     Epoch, LeaderTerm, Offset, PartitionId, PartitionRange, ProducerEpoch, ProducerId, ProducerStamp, SegmentId,
     SegmentNumber, Sequence, Slot, TopicId, Version,
 };
-pub use layout::{Chain, Key, KeyError, Layout, MAX_KEY_BYTES, MAX_KEY_COMPONENT_BYTES, TopicFolder};
+pub use layout::{Chain, Key, KeyError, Layout, MAX_KEY_BYTES, MAX_KEY_COMPONENT_BYTES, TopicFolder, TopicObject};
 pub use name::{InvalidName, MAX_STORE_NAME_BYTES, MAX_TOPIC_NAME_BYTES, StoreName, TopicName};
 pub use partitioner::{murmur2, partition_for_key};
 pub use record::{Header, MAX_HEADERS, MAX_KEY_LENGTH, Record, Value};

@@ -5,7 +5,7 @@ use crate::{
     node::{Node, SOFTWARE},
 };
 use refstream_format::batch::MAX_BATCH_BYTES;
-use refstream_proto::v1::{DescribeDeploymentResponse, ErrorDetail};
+use refstream_proto::v1::{DescribeDeploymentResponse, ErrorDetail, Store};
 
 pub(super) fn call(node: &Node) -> Result<DescribeDeploymentResponse, ErrorDetail> {
     node.state()?;
@@ -14,7 +14,11 @@ pub(super) fn call(node: &Node) -> Result<DescribeDeploymentResponse, ErrorDetai
     Ok(DescribeDeploymentResponse {
         broker_software: SOFTWARE.into(),
         epoch: epoch.map_or(0, |epoch| epoch.0),
-        stores: node.stores.iter().map(|store| store.description.clone()).collect(),
+        stores: node
+            .stores
+            .iter()
+            .map(|store| Store { grants: node.grants.contains_key(&store.name), ..store.description.clone() })
+            .collect(),
         default_store: default.name.to_string(),
         metadata_store: node.metadata_store.to_string(),
         root: node.layout.root().into(),
