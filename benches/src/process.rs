@@ -173,6 +173,7 @@ pub(crate) async fn serve(folder: &Path) -> Outcome<()> {
             ..v1::S3Store::default()
         })),
         uri_prefix: format!("s3://{BUCKET}/"),
+        grants: false,
     };
     let server = Server::start(ServerConfig {
         listen: any,
@@ -183,6 +184,7 @@ pub(crate) async fn serve(folder: &Path) -> Outcome<()> {
         layout,
         stores: vec![StoreDescription { name: name.clone(), description }],
         metadata_store: name,
+        access: refstream_server::Access::default(),
         read_cache_bytes: READ_CACHE_BYTES,
         compactor: Some(Arc::new(InProcess(compactor))),
         runtime,

@@ -98,6 +98,17 @@ impl Default for ServerSettings {
     }
 }
 
+/// Who may call a broker, and what it signs for those who have no credentials of the stores.
+#[derive(Clone, Debug, Default)]
+pub struct Access {
+    /// The tokens of which every call needs one; none: whoever reaches the broker may call it.
+    pub tokens: Tokens,
+    /// Who signs grants, by store; clients of the others need credentials.
+    pub grants: BTreeMap<StoreName, Arc<dyn Grants>>,
+    /// Key prefixes that grants to read are given for besides topics' own objects.
+    pub read_prefixes: Vec<String>,
+}
+
 /// How to run a broker.
 #[derive(Debug)]
 pub struct ServerConfig {
@@ -117,12 +128,8 @@ pub struct ServerConfig {
     pub stores: Vec<StoreDescription>,
     /// The name of the store that holds metadata and files.
     pub metadata_store: StoreName,
-    /// Who signs grants, by store; clients of the others need credentials.
-    pub grants: BTreeMap<StoreName, Arc<dyn Grants>>,
-    /// Key prefixes that grants to read are given for besides topics' own objects.
-    pub read_prefixes: Vec<String>,
-    /// The tokens of which every call needs one; none: whoever reaches the broker may call it.
-    pub tokens: Tokens,
+    /// Who may call, and what is signed for those who have no credentials of the stores.
+    pub access: Access,
     /// Committed batches kept in memory for readers, in bytes.
     pub read_cache_bytes: usize,
     /// Files from segments.

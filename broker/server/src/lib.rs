@@ -20,5 +20,7 @@ mod server;
 mod tests;
 
 pub use auth::{InvalidTokenHash, Tokens};
-pub use interface::{Compacted, Compactor, CompactorError, ServerConfig, ServerSettings, StartError, StoreDescription};
+pub use interface::{
+    Access, Compacted, Compactor, CompactorError, ServerConfig, ServerSettings, StartError, StoreDescription,
+};
 pub use server::Server;

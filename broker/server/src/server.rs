@@ -8,7 +8,7 @@
 //! answered, and creates under way may still land in the store.
 
 use crate::{
-    ServerConfig, StartError,
+    Access, ServerConfig, StartError,
     auth::Door,
     compaction::Compaction,
     connection::Connection,
@@ -119,6 +119,7 @@ impl Server {
         let (http_listener, http_address) = bind(config.http, "http").await?;
         probe(&config).await?;
         let runtime = config.runtime;
+        let Access { tokens, grants, read_prefixes } = config.access;
         let metrics = Arc::new(Metrics::new());
         let metadata = Metadata::new(Arc::clone(&config.filer), config.layout.clone());
         let reader = Arc::new(Reader::new(
@@ -159,14 +160,14 @@ impl Server {
             compaction,
             stores: config.stores,
             metadata_store: config.metadata_store,
-            grants: config.grants,
-            read_prefixes: config.read_prefixes,
+            grants,
+            read_prefixes,
             layout: config.layout,
             runtime: Arc::clone(&runtime),
             stuck_after: config.settings.stuck_after,
             closing: closing.clone(),
         });
-        let door = Door::new(config.tokens, Arc::clone(&node.metrics));
+        let door = Door::new(tokens, Arc::clone(&node.metrics));
         let grpc = tokio::spawn(serve_grpc(grpc_listener, Services(Arc::clone(&node)), door, refusing.clone()));
         let http = tokio::spawn(serve_http(http_listener, node, over.clone()));
         Ok(Self {

@@ -3,7 +3,7 @@
 //! One channel an endpoint; a channel dials when it is first used and again after it was lost. A connection on which the other side
 //! does not answer pings counts as lost.
 
-use crate::{CallError, InvalidAnswer, InvalidEndpoint, Refusal, Unreachable, backoff::Backoff};
+use crate::{CallError, InvalidAnswer, InvalidEndpoint, InvalidToken, Refusal, Unreachable, backoff::Backoff};
 use futures::future::{Either, select};
 use refstream_filer_adapter::Runtime;
 use refstream_proto::{error_detail, v1::ErrorDetail};
@@ -15,7 +15,9 @@ use std::{
     time::Duration,
 };
 use tonic::{
-    Code, Response, Status,
+    Code, Request, Response, Status,
+    metadata::{Ascii, MetadataValue},
+    service::{Interceptor, interceptor::InterceptedService},
     transport::{Channel, Endpoint},
 };
 
@@ -41,19 +43,54 @@ pub(crate) enum Patience {
     Work,
 }
 
+/// A channel on which every call carries the client's token.
+pub(crate) type Line = InterceptedService<Channel, Bearer>;
+
+/// The token that calls carry, where there is one.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Bearer(Option<MetadataValue<Ascii>>);
+
+impl Bearer {
+    /// Reads a token. Its value is never printed.
+    pub(crate) fn new(token: Option<&str>) -> Result<Self, InvalidToken> {
+        let Some(token) = token else { return Ok(Self(None)) };
+        let plain = !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic());
+        let value = Some(token).filter(|_| plain).and_then(|token| format!("Bearer {token}").parse().ok());
+        let mut value: MetadataValue<Ascii> = value.ok_or(InvalidToken)?;
+        value.set_sensitive(true);
+        Ok(Self(Some(value)))
+    }
+}
+
+impl Interceptor for Bearer {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        if let Some(token) = &self.0 {
+            request.metadata_mut().insert("authorization", token.clone());
+        }
+        Ok(request)
+    }
+}
+
 /// Brokers by endpoint.
 #[derive(Debug)]
 pub(crate) struct Brokers {
     endpoint: String,
     timeout: Duration,
     runtime: Arc<dyn Runtime>,
+    bearer: Bearer,
     channels: Mutex<HashMap<String, Channel>>,
 }
 
 impl Brokers {
     /// Brokers that are found through the one at `endpoint`.
-    pub(crate) fn new(endpoint: &str, timeout: Duration, runtime: Arc<dyn Runtime>) -> Result<Self, InvalidEndpoint> {
-        let brokers = Self { endpoint: normalised(endpoint)?, timeout, runtime, channels: Mutex::new(HashMap::new()) };
+    pub(crate) fn new(
+        endpoint: &str,
+        timeout: Duration,
+        bearer: Bearer,
+        runtime: Arc<dyn Runtime>,
+    ) -> Result<Self, InvalidEndpoint> {
+        let channels = Mutex::new(HashMap::new());
+        let brokers = Self { endpoint: normalised(endpoint)?, timeout, runtime, bearer, channels };
         brokers.channel(&brokers.endpoint)?;
         Ok(brokers)
     }
@@ -65,8 +102,12 @@ impl Brokers {
         self.timeout
     }
 
-    /// The channel to a broker; does not dial yet.
-    pub(crate) fn channel(&self, endpoint: &str) -> Result<Channel, InvalidEndpoint> {
+    /// The line to a broker; does not dial yet.
+    pub(crate) fn channel(&self, endpoint: &str) -> Result<Line, InvalidEndpoint> {
+        Ok(InterceptedService::new(self.dialled(endpoint)?, self.bearer.clone()))
+    }
+
+    fn dialled(&self, endpoint: &str) -> Result<Channel, InvalidEndpoint> {
         let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(channel) = channels.get(endpoint) {
             return Ok(channel.clone());
@@ -88,7 +129,7 @@ impl Brokers {
     pub(crate) async fn call<T, Call>(
         &self,
         patience: Patience,
-        mut call: impl FnMut(Channel) -> Call,
+        mut call: impl FnMut(Line) -> Call,
     ) -> Result<T, CallError>
     where
         Call: Future<Output = Result<Response<T>, Status>>,
@@ -271,6 +312,16 @@ mod tests {
     }
 
     #[test]
+    fn a_token_is_checked_and_never_shown() {
+        let bearer = Bearer::new(Some("hush-hush")).unwrap();
+        assert!(!format!("{bearer:?}").contains("hush"));
+        for bad in ["", "hush hush", "hush\n", "hüsh"] {
+            let error = Bearer::new(Some(bad)).unwrap_err().to_string();
+            assert!(error.contains("token") && !error.contains("sh"), "{error}");
+        }
+    }
+
+    #[test]
     fn loopback_is_recognised() {
         for here in ["http://127.0.0.1:7400", "http://localhost:1", "http://[::1]:7400", "http://127.9.9.9"] {
             assert!(is_loopback(here), "{here}");
@@ -285,7 +336,9 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         drop(listener);
-        let brokers = Brokers::new(&endpoint, Duration::from_millis(200), Arc::new(TokioRuntime::new())).unwrap();
+        let brokers =
+            Brokers::new(&endpoint, Duration::from_millis(200), Bearer::default(), Arc::new(TokioRuntime::new()));
+        let brokers = brokers.unwrap();
         let error = brokers
             .call(Patience::Timeout, |channel| async move {
                 refstream_proto::v1::topics_client::TopicsClient::new(channel)

@@ -4,7 +4,7 @@ use crate::{
     AlterTopic, Backfill, BackfillError, BackfillOptions, CallError, ConnectError, ConsumeError, Consumer,
     ConsumerOptions, Delivery, FetchError, Payload, ProduceError, Producer, ProducerOptions, Segment, TopicDescription,
     TopicError, UploadError, UploadOptions, Uploader,
-    broker::{Brokers, Patience},
+    broker::{Bearer, Brokers, Patience},
     deployment::Deployment,
     records,
     topics::calls,
@@ -34,6 +34,36 @@ impl std::fmt::Debug for StoreCredentials {
     }
 }
 
+/// A token that a broker takes. Never printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token(String);
+
+impl Token {
+    /// A token as it was given out.
+    pub fn new(token: impl Into<String>) -> Self {
+        Self(token.into())
+    }
+}
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Token")
+    }
+}
+
+/// How a client reaches stores.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StoreAccess {
+    /// With credentials of its own where it has some, by grants of the broker where it has none.
+    #[default]
+    Auto,
+    /// With credentials of its own, never by grants.
+    Own,
+    /// By grants of the broker, whatever credentials there are.
+    Grants,
+}
+
 /// How to connect.
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
@@ -43,6 +73,10 @@ pub struct ClientOptions {
     pub timeout: Duration,
     /// Credentials for the stores. `None`: the embedded store's own file where the broker is on loopback, else the AWS chain.
     pub credentials: Option<StoreCredentials>,
+    /// The token that brokers ask for, where they do; never printed.
+    pub token: Option<Token>,
+    /// How stores are reached.
+    pub store_access: StoreAccess,
     /// Replaces how stores are opened; for tests and stores that the broker does not describe.
     pub stores: Vec<(StoreName, Arc<dyn BlobStore>)>,
     /// Time and randomness.
@@ -69,6 +103,8 @@ impl ClientOptions {
             endpoint: endpoint.into(),
             timeout: DEFAULT_TIMEOUT,
             credentials: None,
+            token: None,
+            store_access: StoreAccess::default(),
             stores: Vec::new(),
             runtime: Arc::new(TokioRuntime::new()),
         }
@@ -88,8 +124,9 @@ impl Client {
     /// # Errors
     /// When no broker answers there in time, or it is none of ours.
     pub async fn connect_with(options: ClientOptions) -> Result<Self, ConnectError> {
-        let ClientOptions { endpoint, timeout, credentials, stores, runtime } = options;
-        let brokers = Arc::new(Brokers::new(&endpoint, timeout, Arc::clone(&runtime))?);
+        let ClientOptions { endpoint, timeout, credentials, token, store_access, stores, runtime } = options;
+        let bearer = Bearer::new(token.as_ref().map(|token| token.0.as_str()))?;
+        let brokers = Arc::new(Brokers::new(&endpoint, timeout, bearer, Arc::clone(&runtime))?);
         let request = v1::DescribeDeploymentRequest { client_software: SOFTWARE.into() };
         let answer = brokers
             .call(Patience::Timeout, |channel| {
@@ -97,7 +134,7 @@ impl Client {
                 async move { RecordsClient::new(channel).describe_deployment(request).await }
             })
             .await?;
-        let deployment = Deployment::new(brokers.endpoint(), answer, credentials, stores, Arc::clone(&runtime))
+        let deployment = Deployment::new(&brokers, answer, (store_access, credentials), stores, Arc::clone(&runtime))
             .map_err(CallError::Answer)?;
         Ok(Self { inner: Arc::new(Inner { brokers, deployment: Arc::new(deployment), runtime }) })
     }

@@ -11,7 +11,7 @@ mod produce;
 mod topic;
 mod upload;
 
-pub use call::{CallError, ConnectError, InvalidAnswer, InvalidEndpoint, Refusal, Unreachable};
+pub use call::{CallError, ConnectError, InvalidAnswer, InvalidEndpoint, InvalidToken, Refusal, Unreachable};
 pub use consume::{
     ConsumeError, DamagedRecords, LostRecords, NoSuchRecord, RecordsInFiles, StartOutOfRange, UnreadableFiles,
 };

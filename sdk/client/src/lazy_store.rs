@@ -3,10 +3,13 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 use refstream_filer_adapter::{
-    Attributes, BlobStore, CreateError, Found, GetOptions, Listed, MultipartUpload, ObjectMeta, StoreError, Stored,
+    Attributes, BlobStore, CreateError, Found, GetOptions, Listed, MultipartUpload, ObjectMeta, Runtime, StoreError,
+    Stored,
+    grant::Grants,
     s3::{S3Config, S3Store},
 };
 use refstream_types::{Crc32c, Key, StoreName};
+use std::{sync::Arc, time::Duration};
 use tokio::sync::OnceCell;
 
 /// An S3 store by its description.
@@ -15,15 +18,53 @@ pub(crate) struct LazyS3 {
     name: StoreName,
     uri_prefix: String,
     config: S3Config,
+    access: Access,
+    runtime: Arc<dyn Runtime>,
     opened: OnceCell<S3Store>,
 }
 
+/// How it is reached.
+#[derive(Debug)]
+pub(crate) enum Access {
+    /// With credentials.
+    Own,
+    /// By grants.
+    Granted(Arc<dyn Grants>),
+    /// With the credentials of environment, profile or machine where there are some, else by grants.
+    GrantedUnlessCredentials(Arc<dyn Grants>),
+}
+
+/// How long to look for credentials before grants are used: a service of the machine may be asked that is not there.
+const LOOK_FOR: Duration = Duration::from_secs(3);
+
 impl LazyS3 {
-    pub(crate) fn new(name: StoreName, uri_prefix: String, config: S3Config) -> Self {
-        Self { name, uri_prefix, config, opened: OnceCell::new() }
+    pub(crate) fn new(
+        name: StoreName,
+        uri_prefix: String,
+        config: S3Config,
+        access: Access,
+        runtime: Arc<dyn Runtime>,
+    ) -> Self {
+        Self { name, uri_prefix, config, access, runtime, opened: OnceCell::new() }
     }
     async fn opened(&self) -> Result<&S3Store, StoreError> {
-        self.opened.get_or_try_init(|| Box::pin(S3Store::open(self.name.as_str(), self.config.clone()))).await
+        self.opened.get_or_try_init(|| Box::pin(self.open())).await
+    }
+    async fn open(&self) -> Result<S3Store, StoreError> {
+        let own = || S3Store::open(self.name.as_str(), self.config.clone());
+        let granted = |grants| S3Store::granted(self.name.as_str(), self.config.clone(), Arc::clone(grants));
+        match &self.access {
+            Access::Own => own().await,
+            Access::Granted(grants) => granted(grants).await,
+            Access::GrantedUnlessCredentials(grants) => {
+                let store = own().await?;
+                let has = tokio::select! {
+                    has = store.has_credentials() => has,
+                    () = self.runtime.sleep(LOOK_FOR) => false,
+                };
+                if has { Ok(store) } else { granted(grants).await }
+            }
+        }
     }
 }
 

@@ -13,6 +13,7 @@ mod client;
 mod consumer;
 mod deployment;
 mod error;
+mod grants;
 mod lazy_store;
 mod payload;
 mod producer;
@@ -31,7 +32,7 @@ pub use backfill::{
 };
 #[cfg(feature = "jobs")]
 pub use backfill::{JobOptions, JobPhase, JobStatus};
-pub use client::{Client, ClientOptions, StoreCredentials};
+pub use client::{Client, ClientOptions, StoreAccess, StoreCredentials, Token};
 pub use consumer::{Consumer, ConsumerOptions, Delivery, From};
 pub use error::*;
 pub use payload::{BlockSums, Payload};

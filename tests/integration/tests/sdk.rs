@@ -86,6 +86,7 @@ impl Deployment {
             layout,
             stores: vec![StoreDescription { name: name.clone(), description }],
             metadata_store: name,
+            access: Default::default(),
             read_cache_bytes: 16 << 20,
             compactor: Some(Arc::new(Files(compactor))),
             runtime: Arc::clone(&self.runtime),

@@ -133,14 +133,23 @@ pub struct InvalidEndpoint {
 }
 fixed_answers!(InvalidEndpoint: Invalid, retryable false, no_side_effects true);
 
+/// A token that cannot be one. What it is is not said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("the given token is none: it is not empty, and of printable ASCII characters without blanks")]
+pub struct InvalidToken;
+fixed_answers!(InvalidToken: Invalid, retryable false, no_side_effects true);
+
 /// Connecting failed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ConnectError {
     /// The endpoint cannot be one.
     #[error(transparent)]
     Endpoint(#[from] InvalidEndpoint),
+    /// The token cannot be one.
+    #[error(transparent)]
+    Token(#[from] InvalidToken),
     /// No broker answered there in time, or what answers is none.
     #[error(transparent)]
     Call(#[from] CallError),
 }
-answers_of_parts!(ConnectError: Endpoint, Call);
+answers_of_parts!(ConnectError: Endpoint, Token, Call);

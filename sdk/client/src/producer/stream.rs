@@ -1,12 +1,12 @@
 //! One Append stream to one broker.
 
 use super::{engine::Input, partition::Attempt};
-use crate::broker::{Failure, MAX_ANSWER_BYTES};
+use crate::broker::{Failure, Line, MAX_ANSWER_BYTES};
 use refstream_proto::v1::{AppendRequest, records_client::RecordsClient};
 use std::collections::HashMap;
 use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_stream::wrappers::UnboundedReceiverStream;
-use tonic::{Status, transport::Channel};
+use tonic::Status;
 
 /// Identifies a stream among all that a producer ever had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,7 +29,7 @@ impl Drop for Stream {
 
 impl Stream {
     /// Opens a stream; answers and its end arrive as inputs of the engine.
-    pub(super) fn open(id: StreamId, endpoint: String, channel: Channel, inputs: mpsc::UnboundedSender<Input>) -> Self {
+    pub(super) fn open(id: StreamId, endpoint: String, channel: Line, inputs: mpsc::UnboundedSender<Input>) -> Self {
         let (requests, queue) = mpsc::unbounded_channel();
         let task = tokio::spawn(async move {
             let status = exchange(id, channel, queue, &inputs).await;
@@ -48,7 +48,7 @@ impl Stream {
 
 async fn exchange(
     id: StreamId,
-    channel: Channel,
+    channel: Line,
     queue: mpsc::UnboundedReceiver<AppendRequest>,
     inputs: &mpsc::UnboundedSender<Input>,
 ) -> Status {

@@ -47,6 +47,7 @@ impl Deployment {
             layout: Layout::new("").unwrap(),
             stores: vec![StoreDescription { name: name.clone(), description }],
             metadata_store: name.clone(),
+            access: Default::default(),
             read_cache_bytes: 16 << 20,
             compactor: None,
             runtime: Arc::clone(&runtime),
