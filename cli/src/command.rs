@@ -11,6 +11,7 @@ pub(crate) mod put;
 pub(crate) mod seal;
 pub(crate) mod segments;
 pub(crate) mod tail;
+pub(crate) mod token;
 pub(crate) mod topic;
 pub(crate) mod up;
 pub(crate) mod verify;

@@ -10,7 +10,7 @@ use figment::{
     providers::{Env, Format as _, Serialized, Toml},
     value::{Dict, Value},
 };
-use refstream::{Client, ClientOptions, StoreCredentials, types::StoreName};
+use refstream::{Client, ClientOptions, StoreAccess, StoreCredentials, Token, types::StoreName};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -18,6 +18,11 @@ use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration}
 const SHORTEST_DEATH_AFTER: Duration = Duration::from_millis(100);
 /// A writer proves at least this often that it is not fenced, with a slot.
 const SHORTEST_FENCE_CHECK: Duration = Duration::from_secs(1);
+
+/// A grant must reach the client and be used.
+const SHORTEST_GRANT: Duration = Duration::from_secs(1);
+/// Who has a grant keeps it, whatever happens to his token.
+const LONGEST_GRANT: Duration = Duration::from_secs(3_600);
 
 /// A duration as people write it: `5ms`, `30s`, `7days`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,10 +58,58 @@ pub(crate) struct Settings {
     pub(crate) endpoint: String,
     /// How long clients try to reach it.
     pub(crate) timeout: Period,
+    /// How clients reach stores: auto, own, grants.
+    pub(crate) store_access: StoreAccess,
     /// The broker of `up` and `broker`.
     pub(crate) broker: BrokerSettings,
+    /// Who may call the broker.
+    pub(crate) auth: AuthSettings,
+    /// What the broker signs for clients without credentials.
+    pub(crate) grants: GrantSettings,
     /// Stores by name, for `broker`.
     pub(crate) stores: BTreeMap<StoreName, StoreSettings>,
+}
+
+/// Who may call a broker.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct AuthSettings {
+    /// Hashes of tokens by name, as `refstream token` prints them. With any, every call needs a token.
+    pub(crate) tokens: BTreeMap<String, String>,
+}
+
+/// What a broker signs for clients that have no credentials of the stores.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct GrantSettings {
+    /// Whether it gives grants.
+    pub(crate) enabled: bool,
+    /// How long a grant is accepted: a request must begin in this time.
+    pub(crate) life: Period,
+    /// Key prefixes that may be read by grants besides topics' own objects, such as those of objects attached in place.
+    pub(crate) read_prefixes: Vec<String>,
+}
+
+impl Default for GrantSettings {
+    fn default() -> Self {
+        Self { enabled: true, life: Period(Duration::from_secs(300)), read_prefixes: Vec::new() }
+    }
+}
+
+impl GrantSettings {
+    fn validate(&self) -> Result<(), Failure> {
+        if !(SHORTEST_GRANT..=LONGEST_GRANT).contains(&self.life.0) {
+            let [least, most] = [SHORTEST_GRANT, LONGEST_GRANT].map(humantime::format_duration);
+            return Err(Failure::usage(format!("the setting grants.life is refused: use {least} to {most}")));
+        }
+        // A grant to read what brokers coordinate by would tell of other topics, and an empty prefix is everything.
+        if let Some(prefix) = self.read_prefixes.iter().find(|prefix| prefix.is_empty() || prefix.starts_with('/')) {
+            return Err(Failure::usage(format!(
+                "the setting grants.read_prefixes is refused: {prefix:?} is no beginning of a key, such as photos/"
+            )));
+        }
+        Ok(())
+    }
 }
 
 /// A broker's settings.
@@ -106,7 +159,10 @@ impl Default for Settings {
         Self {
             endpoint: "http://127.0.0.1:7400".into(),
             timeout: Period(Duration::from_secs(10)),
+            store_access: StoreAccess::default(),
             broker: BrokerSettings::default(),
+            auth: AuthSettings::default(),
+            grants: GrantSettings::default(),
             stores: BTreeMap::new(),
         }
     }
@@ -247,10 +303,15 @@ pub(crate) fn load(global: &Global, flags: Flags) -> Result<Loaded, Failure> {
     }
     let known = |name: &figment::value::UncasedStr| {
         let name = name.as_str().to_ascii_lowercase();
-        matches!(name.as_str(), "endpoint" | "timeout") || name.starts_with("broker__") || name.starts_with("stores__")
+        matches!(name.as_str(), "endpoint" | "timeout" | "store_access")
+            || ["broker__", "stores__", "auth__", "grants__"].iter().any(|section| name.starts_with(section))
     };
     figment = figment.merge(Env::prefixed("REFSTREAM_").filter(known).split("__"));
-    let mut all: Flags = vec![("endpoint", global.endpoint.clone()), ("timeout", global.timeout.clone())];
+    let mut all: Flags = vec![
+        ("endpoint", global.endpoint.clone()),
+        ("timeout", global.timeout.clone()),
+        ("store_access", global.store_access.clone()),
+    ];
     all.extend(flags);
     // `Serialized` reports where it was called; the name says what it is.
     figment = figment.merge(Named { name: "flag", layer: flag_layer(all) });
@@ -259,6 +320,7 @@ pub(crate) fn load(global: &Global, flags: Flags) -> Result<Loaded, Failure> {
         .map_err(|error| Failure::usage(format!("the configuration is invalid: {}", describe(&error))))?;
     refuse_user_info(&settings)?;
     settings.broker.validate()?;
+    settings.grants.validate()?;
     Ok(Loaded { settings, figment })
 }
 
@@ -347,12 +409,19 @@ impl Loaded {
     }
 }
 
+/// The token to show to the broker. No setting: settings are printed.
+fn token(global: &Global) -> Option<String> {
+    global.token.clone().or_else(|| std::env::var("REFSTREAM_TOKEN").ok()).filter(|token| !token.is_empty())
+}
+
 /// The client's options from all layers. `REFSTREAM_ACCESS_KEY` and `REFSTREAM_SECRET_KEY` are for the deployment's stores only;
 /// without them the usual AWS chain applies.
 pub(crate) fn client_options(global: &Global) -> Result<ClientOptions, Failure> {
     let settings = load(global, Vec::new())?.settings;
     let mut options = ClientOptions::new(settings.endpoint);
     options.timeout = settings.timeout.0;
+    options.store_access = settings.store_access;
+    options.token = token(global).map(Token::new);
     match (std::env::var("REFSTREAM_ACCESS_KEY"), std::env::var("REFSTREAM_SECRET_KEY")) {
         (Ok(access_key), Ok(secret_key)) => options.credentials = Some(StoreCredentials { access_key, secret_key }),
         (Err(_), Err(_)) => {}
@@ -381,7 +450,15 @@ mod tests {
     use super::*;
 
     fn global() -> Global {
-        Global { endpoint: None, timeout: None, config: None, output: crate::Format::Json, verbose: 0 }
+        Global {
+            endpoint: None,
+            timeout: None,
+            token: None,
+            store_access: None,
+            config: None,
+            output: crate::Format::Json,
+            verbose: 0,
+        }
     }
 
     #[test]

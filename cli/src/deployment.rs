@@ -2,7 +2,7 @@
 
 use crate::{
     compactor::InProcess,
-    config::{BrokerSettings, Settings},
+    config::Settings,
     exit::{Exit, Failure},
     output,
     stores::{Embedded, Stores},
@@ -13,7 +13,7 @@ use refstream::{
 };
 use refstream_journal::Metadata;
 use refstream_segments::Compactor;
-use refstream_server::{Server, ServerConfig, ServerSettings, StartError};
+use refstream_server::{Access, Server, ServerConfig, ServerSettings, StartError, Tokens};
 use std::{net::SocketAddr, sync::Arc};
 
 /// A broker with what it needs behind it.
@@ -70,17 +70,21 @@ pub(crate) async fn start(settings: &Settings) -> Result<Running, Failure> {
         ));
     }
     let (metadata, default) = roles(settings)?;
-    let stores = Stores::open(&settings.stores, &settings.broker).await?;
-    let server = broker(&settings.broker, &stores, metadata, &default).await?;
+    let stores = Stores::open(settings).await?;
+    let server = broker(settings, &stores, metadata, &default).await?;
     Ok(Running { server, embedded: stores.embedded.map(|(_, embedded)| embedded) })
 }
 
 async fn broker(
-    settings: &BrokerSettings,
+    settings: &Settings,
     stores: &Stores,
     metadata_store: StoreName,
     default: &StoreName,
 ) -> Result<Server, Failure> {
+    let tokens = Tokens::new(&settings.auth.tokens)
+        .map_err(|error| Failure::usage(format!("the setting auth.tokens is refused: {error}")))?;
+    let access = Access { tokens, grants: stores.grants.clone(), read_prefixes: settings.grants.read_prefixes.clone() };
+    let settings = &settings.broker;
     let layout = Layout::new(&settings.root).map_err(|error| Failure::usage(format!("broker.root: {error}")))?;
     let runtime: Arc<dyn Runtime> = Arc::new(TokioRuntime::new());
     let Some(filer) = stores.filers.get(&metadata_store).map(Arc::clone) else {
@@ -104,6 +108,7 @@ async fn broker(
         layout,
         stores: descriptions,
         metadata_store,
+        access,
         read_cache_bytes: settings.read_cache_bytes,
         compactor: Some(Arc::new(InProcess(compactor))),
         runtime,

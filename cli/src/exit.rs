@@ -82,6 +82,7 @@ impl From<refstream::ConnectError> for Failure {
     fn from(error: refstream::ConnectError) -> Self {
         match error {
             refstream::ConnectError::Endpoint(error) => Self::usage(error),
+            refstream::ConnectError::Token(error) => Self::usage(error),
             error => Self::new(error.class().into(), error),
         }
     }

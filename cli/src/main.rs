@@ -36,6 +36,13 @@ struct Global {
     /// How long to try to reach the broker, for example 30s [env: REFSTREAM_TIMEOUT]
     #[arg(long, global = true, value_name = "DURATION")]
     timeout: Option<String>,
+    /// The token that the broker asks for; other users of this machine can see flags, so better [env: REFSTREAM_TOKEN]
+    #[arg(long, global = true, value_name = "TOKEN", hide_env_values = true)]
+    token: Option<String>,
+    /// How stores are reached: with credentials of one's own, by grants of the broker, or by grants where there are no credentials
+    /// [env: REFSTREAM_STORE_ACCESS] [default: auto]
+    #[arg(long, global = true, value_name = "HOW", value_parser = ["auto", "own", "grants"])]
+    store_access: Option<String>,
     /// Configuration file (TOML) [env: REFSTREAM_CONFIG] [default: refstream.toml here, then ~/.config/refstream/config.toml]
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -66,6 +73,7 @@ enum Command {
     Verify(command::verify::Arguments),
     #[command(subcommand)]
     Config(command::config::Arguments),
+    Token(command::token::Arguments),
 }
 
 async fn run(arguments: Arguments) -> Result<(), Failure> {
@@ -85,6 +93,7 @@ async fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Segments(arguments) => command::segments::run(&global, arguments).await,
         Command::Verify(arguments) => command::verify::run(&global, arguments).await,
         Command::Config(arguments) => command::config::run(&global, arguments),
+        Command::Token(arguments) => command::token::run(&global, &arguments),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Stores as they are configured, and how each kind is opened.
 
 use crate::{
-    config::{BrokerSettings, NO_USER_INFO, has_user_info},
+    config::{BrokerSettings, NO_USER_INFO, Settings, has_user_info},
     exit::{Exit, Failure},
 };
 use percent_encoding::percent_decode_str;
@@ -9,8 +9,9 @@ use refstream::{
     stores::{
         BlobStore, Filer, StoreErrorKind, TokioRuntime,
         embedded::{EmbeddedKeys, FileStore, FileStoreOptions, S3Server},
-        s3::{S3Config, S3Store},
-        seaweed::{SeaweedConfig, SeaweedStore},
+        grant::Grants,
+        s3::{S3Config, S3Granter, S3Store},
+        seaweed::{SeaweedConfig, SeaweedGranter, SeaweedStore},
     },
     types::StoreName,
 };
@@ -21,6 +22,7 @@ use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 /// The embedded store's bucket.
@@ -179,32 +181,35 @@ pub(crate) struct Stores {
     /// Those that can hold metadata.
     pub(crate) filers: BTreeMap<StoreName, Arc<dyn Filer>>,
     pub(crate) descriptions: BTreeMap<StoreName, StoreDescription>,
+    /// Who signs grants for them, where grants are given.
+    pub(crate) grants: BTreeMap<StoreName, Arc<dyn Grants>>,
     pub(crate) embedded: Option<(StoreName, Embedded)>,
 }
 
 impl Stores {
     /// Opens all configured stores.
-    pub(crate) async fn open(
-        settings: &BTreeMap<StoreName, StoreSettings>,
-        broker: &BrokerSettings,
-    ) -> Result<Self, Failure> {
+    pub(crate) async fn open(settings: &Settings) -> Result<Self, Failure> {
         let mut stores = Self::default();
-        for (name, store) in settings {
+        let life = settings.grants.life.0;
+        for (name, store) in &settings.stores {
             match store {
-                StoreSettings::S3(s3) => stores.open_s3(name, s3).await?,
-                StoreSettings::Seaweed(seaweed) => stores.open_seaweed(name, seaweed)?,
-                StoreSettings::Embedded(_) => stores.open_embedded(name, broker).await?,
+                StoreSettings::S3(s3) => stores.open_s3(name, s3, life).await?,
+                StoreSettings::Seaweed(seaweed) => stores.open_seaweed(name, seaweed, life)?,
+                StoreSettings::Embedded(_) => stores.open_embedded(name, &settings.broker, life).await?,
             }
+        }
+        if !settings.grants.enabled {
+            stores.grants.clear();
         }
         Ok(stores)
     }
 
     fn describe(&mut self, name: &StoreName, uri_prefix: String, kind: v1::store::Kind) {
-        let description = v1::Store { name: name.to_string(), kind: Some(kind), uri_prefix };
+        let description = v1::Store { name: name.to_string(), kind: Some(kind), uri_prefix, grants: false };
         self.descriptions.insert(name.clone(), StoreDescription { name: name.clone(), description });
     }
 
-    async fn open_s3(&mut self, name: &StoreName, settings: &S3Settings) -> Result<(), Failure> {
+    async fn open_s3(&mut self, name: &StoreName, settings: &S3Settings, life: Duration) -> Result<(), Failure> {
         let S3Settings { endpoint, bucket, region, path_style, .. } = settings.clone();
         let S3Settings { checksums, storage_class, encryption, kms_key, ca_file, .. } = settings.clone();
         let config = S3Config {
@@ -224,6 +229,7 @@ impl Stores {
             StoreErrorKind::Invalid => Failure::usage(error),
             _ => Failure::new(Exit::Unreachable, error),
         })?);
+        self.sign_s3(name, (*store).clone(), life);
         self.filers.insert(name.clone(), Arc::clone(&store) as Arc<dyn Filer>);
         self.blobs.insert(name.clone(), store);
         let prefix = format!("s3://{bucket}/");
@@ -242,9 +248,15 @@ impl Stores {
         Ok(())
     }
 
-    fn open_seaweed(&mut self, name: &StoreName, settings: &SeaweedSettings) -> Result<(), Failure> {
+    fn sign_s3(&mut self, name: &StoreName, store: S3Store, life: Duration) {
+        let granter = S3Granter::new(store, life, Arc::new(TokioRuntime::new()));
+        self.grants.insert(name.clone(), Arc::new(granter));
+    }
+
+    fn open_seaweed(&mut self, name: &StoreName, settings: &SeaweedSettings, life: Duration) -> Result<(), Failure> {
         let SeaweedSettings { masters, replication, collection, ttl, fsync, blob_bytes } = settings.clone();
         let masters: Vec<String> = masters.split(',').map(|master| master.trim().to_owned()).collect();
+        let from_env = SeaweedConfig::from_env();
         let described = v1::SeaweedStore {
             masters: masters.clone(),
             replication: replication.clone(),
@@ -252,17 +264,23 @@ impl Stores {
             ttl: ttl.clone(),
             fsync,
             blob_bytes,
+            signed: from_env.signing_key.is_some(),
         };
-        let from_env = SeaweedConfig::from_env();
         let config = SeaweedConfig { masters, replication, collection, ttl, fsync, blob_bytes, ..from_env };
         let runtime = Arc::new(TokioRuntime::new());
         let store = SeaweedStore::open(name.as_str(), config, runtime).map_err(Failure::usage)?;
+        self.grants.insert(name.clone(), Arc::new(SeaweedGranter::new(store.clone(), life)));
         self.blobs.insert(name.clone(), Arc::new(store));
         self.describe(name, format!("seaweedfs://{name}/"), v1::store::Kind::Seaweed(described));
         Ok(())
     }
 
-    async fn open_embedded(&mut self, name: &StoreName, broker: &BrokerSettings) -> Result<(), Failure> {
+    async fn open_embedded(
+        &mut self,
+        name: &StoreName,
+        broker: &BrokerSettings,
+        life: Duration,
+    ) -> Result<(), Failure> {
         if let Some((other, _)) = &self.embedded {
             return Err(Failure::usage(format!("the stores {other} and {name} are both embedded: there can be one")));
         }
@@ -282,6 +300,15 @@ impl Stores {
         let s3 = S3Server::start(Arc::clone(&store), keys.clone(), broker.s3)
             .await
             .map_err(|error| crate::deployment::cannot_listen(broker.s3, "s3", error))?;
+        let signing = S3Config {
+            endpoint: Some(s3.endpoint()),
+            bucket: BUCKET.into(),
+            region: default_region(),
+            credentials: Some((keys.access_key().to_owned(), keys.secret_key().to_owned())),
+            ..S3Config::default()
+        };
+        let signing = S3Store::open(name.as_str(), signing).await.map_err(Failure::failed)?;
+        self.sign_s3(name, signing, life);
         let described = v1::S3Store {
             endpoint: format!("http://{}", s3.address()),
             bucket: BUCKET.into(),

@@ -120,7 +120,8 @@ impl MultipartUpload for Upload {
             return Err(CreateError::DidNotHappen(self.gone()));
         }
         if let Some(grants) = &self.shared.grants {
-            let Completed { stored, beside } = grants.complete_upload(&self.key, &self.id, parts, self.note.as_deref()).await?;
+            let Completed { stored, beside } =
+                grants.complete_upload(&self.key, &self.id, parts, self.note.as_deref()).await?;
             if let (Some((server, place)), Some(fid)) = (beside, Fid::of_key(&stored.key)) {
                 self.shared.remember_beside(fid, server.into(), place);
             }

@@ -27,13 +27,17 @@ const CHUNK_FAILED: &str = "chunk needle error";
 /// What a needle is.
 #[derive(Clone, Copy)]
 pub(super) enum Needle<'a> {
-    Object { note: Option<&'a str> },
+    Object {
+        note: Option<&'a str>,
+    },
     Part {
         upload: &'a str,
         number: u32,
     },
     /// A list of chunks; never by a grant.
-    Manifest { note: Option<&'a str> },
+    Manifest {
+        note: Option<&'a str>,
+    },
 }
 
 impl<'a> Needle<'a> {

@@ -246,7 +246,7 @@ fn upload_ask(ask: &UploadAsk) -> v1::UploadAsk {
 }
 
 fn attributes(given: &Attributes) -> v1::ObjectAttributes {
-    v1::ObjectAttributes { content_type: given.content_type.clone() }
+    v1::ObjectAttributes { content_type: given.content_type.clone(), note: given.note.clone() }
 }
 
 fn signed(request: v1::SignedRequest, life: Duration) -> SignedRequest {
@@ -318,10 +318,20 @@ impl Grants for BrokerGrants {
         Ok(answer.parts.into_iter().map(part).collect())
     }
 
-    async fn complete_upload(&self, key: &Key, upload: &str, parts: &[Part]) -> Result<Completed, CreateError> {
-        let (store, key_text) = (self.store.to_string(), key.to_string());
-        let request =
-            v1::CompleteUploadRequest { store, key: key_text, upload: upload.to_owned(), parts: uploaded(parts) };
+    async fn complete_upload(
+        &self,
+        key: &Key,
+        upload: &str,
+        parts: &[Part],
+        note: Option<&str>,
+    ) -> Result<Completed, CreateError> {
+        let request = v1::CompleteUploadRequest {
+            store: self.store.to_string(),
+            key: key.to_string(),
+            upload: upload.to_owned(),
+            parts: uploaded(parts),
+            note: note.map(str::to_owned),
+        };
         let answer = self.call(request, async |mut to, request| to.complete_upload(request).await).await;
         let answer = answer.map_err(|error| self.of_completion(key, &error))?;
         let named = answer.key.parse().map_err(|_| {

@@ -10,7 +10,7 @@ mod scope;
 pub(super) mod uploads;
 
 use crate::{errors, node::Node};
-use refstream_filer_adapter::{Attributes, Part, StoreError, grant::Grants};
+use refstream_filer_adapter::{Attributes, MAX_NOTE_BYTES, Part, StoreError, grant::Grants};
 use refstream_proto::v1::{self, ErrorDetail};
 use refstream_types::{Crc32c, Key};
 use scope::Scope;
@@ -79,7 +79,18 @@ fn attributes(given: &v1::ObjectAttributes) -> Result<Attributes, ErrorDetail> {
             "the content type is refused: use at most {MAX_CONTENT_TYPE_BYTES} printable ASCII characters"
         )));
     }
-    Ok(Attributes { content_type: given.content_type.clone() })
+    check_note(given.note.as_deref())?;
+    Ok(Attributes { content_type: given.content_type.clone(), note: given.note.clone() })
+}
+
+fn check_note(note: Option<&str>) -> Result<(), ErrorDetail> {
+    match note {
+        Some(note) if note.len() > MAX_NOTE_BYTES || !note.bytes().all(|byte| byte.is_ascii_graphic()) => {
+            let limit = format!("at most {MAX_NOTE_BYTES} printable ASCII characters without blanks");
+            Err(errors::invalid(format!("the note is refused: use {limit}")))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn check_count(asks: usize) -> Result<(), ErrorDetail> {

@@ -59,7 +59,8 @@ pub(in crate::rpc) async fn complete(
     if parts.is_empty() || !parts.is_sorted_by(|a, b| a.number < b.number) {
         return Err(errors::invalid("an object needs at least one part, ascending by number and each once"));
     }
-    let completed = granter.grants.complete_upload(&key, &request.upload, &parts).await;
+    super::check_note(request.note.as_deref())?;
+    let completed = granter.grants.complete_upload(&key, &request.upload, &parts, request.note.as_deref()).await;
     let completed = completed.map_err(|error| {
         let happened = matches!(error, CreateError::MayHaveHappened(_));
         ErrorDetail { no_side_effects: !happened, ..super::refused(error.error()) }
