@@ -70,19 +70,20 @@ pub(crate) async fn start(settings: &Settings) -> Result<Running, Failure> {
         ));
     }
     let (metadata, default) = roles(settings)?;
+    let tokens = Tokens::new(&settings.auth.tokens)
+        .map_err(|error| Failure::usage(format!("the setting auth.tokens is refused: {error}")))?;
     let stores = Stores::open(settings).await?;
-    let server = broker(settings, &stores, metadata, &default).await?;
+    let server = broker(settings, tokens, &stores, metadata, &default).await?;
     Ok(Running { server, embedded: stores.embedded.map(|(_, embedded)| embedded) })
 }
 
 async fn broker(
     settings: &Settings,
+    tokens: Tokens,
     stores: &Stores,
     metadata_store: StoreName,
     default: &StoreName,
 ) -> Result<Server, Failure> {
-    let tokens = Tokens::new(&settings.auth.tokens)
-        .map_err(|error| Failure::usage(format!("the setting auth.tokens is refused: {error}")))?;
     let access = Access { tokens, grants: stores.grants.clone(), read_prefixes: settings.grants.read_prefixes.clone() };
     let settings = &settings.broker;
     let layout = Layout::new(&settings.root).map_err(|error| Failure::usage(format!("broker.root: {error}")))?;

@@ -57,6 +57,13 @@ impl Said {
             stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
         }
     }
+    /// What a command of the caller's own says.
+    ///
+    /// # Panics
+    /// When it cannot be run.
+    pub fn by(mut command: Command) -> Self {
+        Self::of(command.output().expect("it runs"))
+    }
     /// The output, of a command that must have succeeded.
     ///
     /// # Panics
