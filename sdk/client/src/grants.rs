@@ -50,9 +50,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Where an answer goes.
+type Answer<G> = oneshot::Sender<Result<G, StoreError>>;
+
 /// Asks that wait for a call.
 struct Together<A, G> {
-    waiting: Mutex<Vec<(A, oneshot::Sender<Result<G, StoreError>>)>>,
+    waiting: Mutex<Vec<(A, Answer<G>)>>,
     calls: Semaphore,
 }
 

@@ -77,6 +77,9 @@ async fn send(rig: &Rig, method: &str, request: &SignedRequest, more: &[&str], b
     (text.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_default(), text)
 }
 
+/// What it is, the method, the request, further header lines, the body, the status that it is answered with.
+type Attack<'a> = (&'a str, &'a str, SignedRequest, &'a [&'a str], &'a [u8], u16);
+
 async fn stored(rig: &Rig, at: &str) -> Option<Bytes> {
     rig.store.read(&key(at)).await.unwrap()
 }
@@ -116,7 +119,7 @@ async fn a_granted_put_is_good_for_nothing_else() {
         SignedRequest { headers, ..good.clone() }
     };
     let other_sum = super::super::super::service::checksum_text(crc32c(b"other"));
-    let attacks: [(&str, &str, SignedRequest, &[&str], &[u8], u16); 16] = [
+    let attacks: [Attack<'_>; 16] = [
         ("another key", "PUT", elsewhere("/p/b"), &[], b"first", 403),
         ("a key that is taken", "PUT", elsewhere("/secret"), &[], b"first", 403),
         ("a key by way of another", "PUT", elsewhere("/p/a/../b"), &[], b"first", 403),
