@@ -579,7 +579,7 @@ impl S3Store {
 
     async fn read_all(&self, key: &Key, range: Option<ByteRange>) -> Result<Option<Bytes>, StoreError> {
         let options = GetOptions { range, ..GetOptions::default() };
-        let read = self.shared.retried(async || {
+        let read = self.shared.read(key, async || {
             let mut found = self.get_once(key, &options).await?;
             let mut whole = BytesMut::new();
             let cut = |error| Failed { error, happened: false, status: None };
@@ -704,12 +704,12 @@ impl BlobStore for S3Store {
     }
 
     async fn get(&self, key: &Key, options: &GetOptions) -> Result<Found, StoreError> {
-        self.shared.retried(|| self.get_once(key, options)).await.map_err(|failed| failed.error)
+        self.shared.read(key, || self.get_once(key, options)).await.map_err(|failed| failed.error)
     }
 
     async fn head(&self, key: &Key) -> Result<Option<ObjectMeta>, StoreError> {
         let options = GetOptions::default();
-        optional(self.shared.retried(|| self.head_once(key, &options)).await)
+        optional(self.shared.read(key, || self.head_once(key, &options)).await)
     }
 
     async fn delete(&self, key: &Key) -> Result<(), StoreError> {

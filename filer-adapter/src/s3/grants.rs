@@ -26,7 +26,7 @@ use aws_smithy_runtime_api::{
 };
 use aws_smithy_types::config_bag::ConfigBag;
 use refstream_types::Key;
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, future::Future, sync::Arc, time::Duration};
 
 /// What a granted request keeps of the SDK's headers: what belongs to its body, and to the way it is read.
 const KEPT: [&str; 5] = ["host", "content-length", "range", "if-match", "user-agent"];
@@ -250,6 +250,20 @@ impl Shared {
                 key,
                 "this client has no credentials of the store, and grants do not cover this; give it credentials",
             )),
+        }
+    }
+
+    /// Repeats what only reads. A grant that is refused may have ended before its time, with the credentials that signed it: it is asked for once more.
+    pub(super) async fn read<T, Fut>(&self, key: &Key, mut operation: impl FnMut() -> Fut) -> Result<T, Failed>
+    where
+        Fut: Future<Output = Result<T, Failed>>,
+    {
+        match (self.retried(&mut operation).await, &self.grants) {
+            (Err(failed), Some(grants)) if failed.status == Some(403) => {
+                grants.forget(key);
+                self.retried(&mut operation).await
+            }
+            (outcome, _) => outcome,
         }
     }
 

@@ -229,8 +229,8 @@ mod tests {
         Deployment::new(&brokers, answer, (access, None), Vec::new(), runtime())
     }
 
-    #[test]
-    fn grants_that_the_broker_does_not_give_are_missed() {
+    #[tokio::test]
+    async fn grants_that_the_broker_does_not_give_are_missed() {
         let mut answer = answer();
         let kind = Some(v1::store::Kind::S3(v1::S3Store { bucket: "bucket".into(), ..Default::default() }));
         answer.stores.push(v1::Store { name: "main".into(), kind, ..Default::default() });
@@ -248,8 +248,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn an_unknown_store_is_named_with_those_that_exist() {
+    #[tokio::test]
+    async fn an_unknown_store_is_named_with_those_that_exist() {
         let mut answer = answer();
         answer.stores.push(v1::Store { name: "main".into(), ..Default::default() });
         let deployment = deployment(StoreAccess::Auto, answer).unwrap();
@@ -271,8 +271,8 @@ mod tests {
         assert!(!text.contains("hush") && text.contains("access_key"), "{text}");
     }
 
-    #[test]
-    fn a_malformed_description_is_refused() {
+    #[tokio::test]
+    async fn a_malformed_description_is_refused() {
         let mut answer = answer();
         answer.root = "../x".into();
         assert!(deployment(StoreAccess::Auto, answer).is_err());

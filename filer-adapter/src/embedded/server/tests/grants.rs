@@ -268,3 +268,58 @@ async fn an_upload_in_parts_works_by_grants_and_never_overwrites() {
     let moved = SignedRequest { url: request.url.replace("partNumber=1", "partNumber=2"), ..request };
     assert_eq!(send(&rig, "PUT", &moved, &[], b"x").await.0, 403);
 }
+
+/// Hands out an expired grant until it is told to forget.
+#[derive(Debug)]
+struct Stale(Arc<S3Granter>, Arc<S3Granter>, std::sync::atomic::AtomicBool);
+
+#[async_trait::async_trait]
+impl Grants for Stale {
+    async fn upload(&self, ask: &UploadAsk) -> Result<UploadGrant, StoreError> {
+        self.1.upload(ask).await
+    }
+    async fn read(&self, ask: &ReadAsk) -> Result<ReadGrant, StoreError> {
+        if self.2.load(std::sync::atomic::Ordering::Relaxed) { self.1.read(ask).await } else { self.0.read(ask).await }
+    }
+    fn forget(&self, _: &Key) {
+        self.2.store(true, std::sync::atomic::Ordering::Relaxed);
+    }
+    async fn start_upload(&self, key: &Key, attributes: &Attributes) -> Result<String, StoreError> {
+        self.1.start_upload(key, attributes).await
+    }
+    async fn parts(&self, key: &Key, upload: &str) -> Result<Vec<crate::Part>, StoreError> {
+        self.1.parts(key, upload).await
+    }
+    async fn complete_upload(
+        &self,
+        key: &Key,
+        upload: &str,
+        parts: &[crate::Part],
+        note: Option<&str>,
+    ) -> Result<crate::grant::Completed, CreateError> {
+        self.1.complete_upload(key, upload, parts, note).await
+    }
+    async fn abort_upload(&self, key: &Key, upload: &str, parts: &[crate::Part]) -> Result<(), StoreError> {
+        self.1.abort_upload(key, upload, parts).await
+    }
+    async fn list(&self, prefix: &str, after: Option<&Key>, limit: usize) -> Result<Vec<crate::Listed>, StoreError> {
+        self.1.list(prefix, after, limit).await
+    }
+}
+
+#[tokio::test]
+async fn a_grant_to_read_that_ended_early_is_asked_for_anew() {
+    let rig = rig().await;
+    rig.store.create(&key("p/a"), Bytes::from_static(b"abcdef")).await.unwrap();
+    let (old, new) = (granter(&rig, LIFE * 2), granter(&rig, Duration::ZERO));
+    for head in [false, true] {
+        let grants = Arc::new(Stale(Arc::clone(&old), Arc::clone(&new), Default::default()));
+        let no_keys = ClientConfig { credentials: None, ..config(&rig.server, &EmbeddedKeys::new("", "")) };
+        let store = S3Store::granted("test", no_keys, grants).await.unwrap();
+        if head {
+            assert_eq!(store.head(&key("p/a")).await.unwrap().unwrap().size, 6);
+        } else {
+            assert_eq!(store.get(&key("p/a"), &GetOptions::default()).await.unwrap().meta.size, 6);
+        }
+    }
+}
