@@ -372,7 +372,7 @@ impl Grants for BrokerGrants {
             for object in answer.objects {
                 let key = object.key.parse();
                 let key = key.map_err(|_| self.strange("list", None, "names an object in no way that can be"))?;
-                found.push(Listed { key, size: object.size });
+                found.push(Listed { key, size: object.size, etag: object.etag });
             }
             if last {
                 break;

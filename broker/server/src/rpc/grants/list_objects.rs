@@ -19,6 +19,10 @@ pub(in crate::rpc) async fn call(
     }
     let listed = granter.grants.list(&request.prefix, after.as_ref(), request.limit as usize).await;
     let listed = listed.map_err(|error| super::refused(&error))?;
-    let objects = listed.into_iter().map(|object| ListedObject { key: object.key.to_string(), size: object.size });
+    let objects = listed.into_iter().map(|object| ListedObject {
+        key: object.key.to_string(),
+        size: object.size,
+        etag: object.etag,
+    });
     Ok(ListObjectsResponse { objects: objects.collect() })
 }
