@@ -48,6 +48,8 @@ use multipart::Multipart;
 use refstream_types::{ByteRange, Crc32c, Key};
 use std::{collections::HashMap, fmt, future::Future, path::PathBuf, sync::Arc, time::Duration};
 
+/// What is said of an answer without a size.
+const NO_SIZE: &str = "the store does not say how long the object is";
 /// Objects per listing call; S3's limit.
 const PAGE: usize = 1_000;
 
@@ -440,8 +442,10 @@ impl S3Store {
             request = request.interceptor(permit);
         }
         let answer = self.shared.send("head", Some(key), 0, request.send()).await?;
+        let size = answer.content_length().and_then(|n| u64::try_from(n).ok());
+        let unknown = || self.shared.error(StoreErrorKind::Invalid, "head", Some(key), NO_SIZE);
         Ok(ObjectMeta {
-            size: answer.content_length().and_then(|n| u64::try_from(n).ok()).unwrap_or(0),
+            size: size.ok_or_else(|| Failed { error: unknown(), happened: false, status: None })?,
             etag: bare_etag(answer.e_tag()),
             version: answer.version_id().map(str::to_owned),
             content_type: answer.content_type().map(str::to_owned),
@@ -484,7 +488,7 @@ impl S3Store {
         };
         let length = answer.content_length().and_then(|n| u64::try_from(n).ok());
         let size = match range {
-            None => length.ok_or_else(|| refuse("the store does not say how long the object is".into()))?,
+            None => length.ok_or_else(|| refuse(NO_SIZE.into()))?,
             // A store that ignores the range answers 200 and everything: those would be wrong bytes.
             Some((first, last)) => match answer.content_range().and_then(content_range) {
                 Some((from, to, size)) if from == first && to <= last => size,

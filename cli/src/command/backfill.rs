@@ -156,11 +156,11 @@ impl JobFolder {
     }
 }
 
-/// A name that is the same whenever the same paths are backfilled into the same topic.
-fn default_name(topic: &TopicName, endpoint: &str, sources: &[PathBuf]) -> String {
+/// A name that is the same whenever the same paths are backfilled in the same way into the same topic.
+fn default_name(topic: &TopicName, endpoint: &str, way: &str, sources: &[PathBuf]) -> String {
     use std::os::unix::ffi::OsStrExt as _;
     let mut hasher = blake3::Hasher::new();
-    hasher.update(endpoint.as_bytes());
+    hasher.update(endpoint.as_bytes()).update(b"\0").update(way.as_bytes());
     for source in sources {
         let source = std::path::absolute(source).unwrap_or_else(|_| source.clone());
         hasher.update(b"\0").update(source.components().collect::<PathBuf>().as_os_str().as_bytes());
@@ -186,9 +186,22 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
         }
     }
     let endpoint = config::client_options(global)?.endpoint;
+    let listed = !arguments.from_file.is_empty() || arguments.paths.iter().any(|path| path.as_os_str() == "-");
+    if listed && (arguments.tar || arguments.in_place) {
+        return Err(Failure::usage(
+            "--tar and --in-place take their archives or prefixes from the command line, not from a list of files",
+        ));
+    }
+    let way = match (arguments.tar, arguments.in_place, !arguments.manifest.is_empty(), listed) {
+        (true, ..) => "archives",
+        (_, true, ..) => "prefixes",
+        (_, _, true, _) => "manifests",
+        (.., true) => "lists",
+        _ => "paths",
+    };
     let given: Vec<_> =
         arguments.paths.iter().chain(&arguments.from_file).chain(&arguments.manifest).cloned().collect();
-    let name = arguments.job.unwrap_or_else(|| default_name(&arguments.topic, &endpoint, &given));
+    let name = arguments.job.unwrap_or_else(|| default_name(&arguments.topic, &endpoint, way, &given));
     let (stdin, paths): (Vec<_>, Vec<_>) = arguments.paths.into_iter().partition(|path| path.as_os_str() == "-");
     let all_absolute = |paths: Vec<PathBuf>| paths.iter().map(std::path::absolute).collect::<Result<Vec<_>, _>>();
     let mut lists = all_absolute(arguments.from_file)?;
@@ -254,9 +267,6 @@ pub(crate) async fn perform(
         let job = job.as_ref()?;
         Some(job.folder.join(format!("{}.failures.jsonl", job.name)))
     });
-    if let Some(job) = job.as_ref().filter(|_| !dry_run) {
-        output::notice(format_args!("job {0}: if this is ended, go on with: refstream job resume {0}", job.name));
-    }
     let mut told = Told::new(global.output, failures);
     let summary = with_progress(client, topic, options, |event| told.tell(event)).await?;
     told.finish()?;
@@ -276,7 +286,7 @@ fn say(format: Format, topic: &TopicName, dry_run: bool, summary: &BackfillSumma
         let rate = |amount: u64| if summary.seconds > 0.0 { amount as f64 / summary.seconds } else { 0.0 };
         let count = |count: u64, what: &str| if count == 0 { String::new() } else { format!("; {count} {what}") };
         return output::line(&format!(
-            "{} {} of {} files, {} ({} stored in {} objects) in {:.1} s: {:.0} files/s, {}/s{}{}{}",
+            "{} {} of {} files, {} ({} stored in {} objects) in {:.1} s: {:.0} files/s, {}/s{}{}{}{}",
             if dry_run { "would backfill" } else { "backfilled" },
             summary.files_done,
             summary.files_found,
@@ -286,6 +296,7 @@ fn say(format: Format, topic: &TopicName, dry_run: bool, summary: &BackfillSumma
             summary.seconds,
             rate(summary.files_done),
             output::bytes(rate(summary.bytes_done) as u64),
+            count(summary.files_skipped, "that are no regular files were skipped"),
             count(summary.files_already, "were done before"),
             count(summary.files_changed, "changed since they were done"),
             count(summary.files_failed, "files or folders failed"),
@@ -318,7 +329,7 @@ mod tests {
     #[test]
     fn a_job_is_named_by_topic_broker_and_paths() {
         let topic: TopicName = "images".parse().unwrap();
-        let name = |endpoint: &str, path: &str| default_name(&topic, endpoint, &[PathBuf::from(path)]);
+        let name = |endpoint: &str, path: &str| default_name(&topic, endpoint, "paths", &[PathBuf::from(path)]);
         assert_eq!(name("http://a", "/x/y"), name("http://a", "/x/./y/"));
         assert_ne!(name("http://a", "/x/y"), name("http://a", "/x/z"));
         assert_ne!(name("http://a", "/x/y"), name("http://b", "/x/y"));

@@ -21,7 +21,7 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
     after_help = "Example:\n  refstream demo\n  refstream demo ~/Pictures --keep ./demo-data\n\nRuns an embedded store and a broker on free ports in a temporary folder and needs nothing else."
 )]
 pub(crate) struct Arguments {
-    /// Folder of files to use [default: sources of the cargo registry on this machine]
+    /// Folder of files to use [default: sources of the cargo registry on this machine, else /usr/share/doc or what is like it]
     folder: Option<PathBuf>,
     /// At most this many files
     #[arg(long, default_value_t = 10_000, value_name = "N")]

@@ -49,6 +49,9 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
                 unfinished.seen
             }
         };
+        if broken_off.is_some() && seen.records == 0 {
+            break;
+        }
         wrong += seen.wrong;
         summaries.push(json!({
             "topic": topic,

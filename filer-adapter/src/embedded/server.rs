@@ -44,9 +44,7 @@ impl S3Server {
     /// # Errors
     /// When the address cannot be listened on.
     pub async fn start(store: Arc<FileStore>, keys: EmbeddedKeys, address: SocketAddr) -> io::Result<Self> {
-        let listener = TcpListener::bind(address)
-            .await
-            .map_err(|error| io::Error::new(error.kind(), format!("cannot listen on {address} for S3: {error}")))?;
+        let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
         let runtime = Arc::clone(&store.inner.options.runtime);
         let mut builder = S3ServiceBuilder::new(Service::new(store));

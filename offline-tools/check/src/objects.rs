@@ -126,9 +126,13 @@ impl Objects {
             {
                 running.spawn(read);
             }
-            // A read that was cancelled means that the program is shutting down.
-            let Some(Ok(outcome)) = running.join_next().await else { break };
-            resolved.take(outcome);
+            match running.join_next().await {
+                Some(Ok(outcome)) => resolved.take(outcome),
+                // Nobody knows what it would have found.
+                Some(Err(error)) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+                // All are done, or the program is shutting down.
+                None | Some(Err(_)) => break,
+            }
             if resolved.stopped.is_some() {
                 break;
             }

@@ -201,7 +201,7 @@ impl Check {
         if let Some(expected) = self.expected.insert(partition, offset.next())
             && expected != offset
         {
-            let detail = format!("the record after offset {expected} - 1 has offset {offset}: offsets must be dense");
+            let detail = format!("offset {expected} was to come, {offset} came: offsets must be dense");
             self.find("gap", partition, expected, detail);
         }
         match &delivery.record.value {

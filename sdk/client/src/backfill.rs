@@ -285,8 +285,8 @@ impl Backfill {
                 }
                 Err(BackfillError::Cancelled(crate::JobCancelled { job: job.name().to_owned() }))
             }
-            Ok(()) if summary.files_failed == 0 && !self.retry_failed => Ok(job.end(job::Ended::Complete).await?),
-            _ => Ok(job.end(job::Ended::Incomplete).await?),
+            Ok(()) => Ok(job.end(job.after(!self.retry_failed, summary.files_failed)).await?),
+            Err(_) => Ok(job.end(job::Ended::Incomplete).await?),
         };
         let _ = tokio::task::spawn_blocking(move || job.close()).await;
         outcome.and(ended)

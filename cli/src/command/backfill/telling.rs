@@ -22,9 +22,12 @@ pub(crate) async fn with_progress(
     mut each: impl FnMut(&BackfillEvent) + Send,
 ) -> Result<BackfillSummary, Failure> {
     let bar = output::progress("{spinner} {bytes}/{total_bytes}  {msg}");
-    let result = client
-        .backfill(topic, options)
-        .await?
+    let job = options.job.as_ref().filter(|_| !options.dry_run).map(|job| job.name.clone());
+    let backfill = client.backfill(topic, options).await?;
+    if let Some(job) = job {
+        output::notice(format_args!("job {job}: if this is ended, go on with: refstream job resume {job}"));
+    }
+    let result = backfill
         .run(|event| {
             match event {
                 BackfillEvent::Found { .. } | BackfillEvent::Done { .. } => each(&event),

@@ -226,6 +226,7 @@ impl Stores {
         // Names are relative to the prefix's last folder.
         let base = start.rfind('/').map_or(0, |slash| slash + 1);
         let mut coming = self.page(store, start, None);
+        let mut any = false;
         loop {
             let failed = |error: String| FileFailure { path: prefix.to_owned(), error };
             let page = match tokio::runtime::Handle::current().block_on(coming) {
@@ -233,7 +234,13 @@ impl Stores {
                 Ok(Err(error)) => return chunks.failed(failed(error.to_string())),
                 Err(error) => return chunks.failed(failed(error.to_string())),
             };
-            let Some(last) = page.last() else { return ControlFlow::Continue(()) };
+            let Some(last) = page.last() else {
+                return match any {
+                    true => ControlFlow::Continue(()),
+                    false => chunks.failed(failed("no object's URI starts so".into())),
+                };
+            };
+            any = true;
             coming = self.page(store, start, Some(last.key.clone()));
             let mut group = Vec::with_capacity(page.len());
             for listed in page {

@@ -83,6 +83,8 @@ const MAX_NAME: usize = 100;
 const FAILURES_LISTED: usize = 20;
 /// Failures that are read at once.
 const FAILURES_AT_ONCE: usize = 256;
+/// Why something that failed is not tried again.
+const NOT_BY_ITSELF: &str = "it cannot be tried again by itself: run the job without --retry-failed";
 const SPEC: &str = "spec";
 const ENDED: &str = "ended";
 
@@ -103,7 +105,7 @@ pub enum JobPhase {
     Running,
     /// It ended before everything was done: resume it.
     Incomplete,
-    /// Everything found is done or failed.
+    /// Everything is done.
     Complete,
     /// Cancelled: it cannot be resumed.
     Cancelled,
@@ -147,6 +149,8 @@ struct Spec {
     attribute: String,
     topic: TopicName,
     topic_id: TopicId,
+    /// Ids begin anew in every deployment; this tells its topics from those of another one.
+    topic_created_at: Timestamp,
     created_at: Timestamp,
     /// Those of the last run.
     options: BackfillOptions,
@@ -156,7 +160,10 @@ struct Spec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Ended {
+    /// Not everything was found.
     Incomplete,
+    /// Everything was found; some of it failed.
+    Failed,
     Complete,
     Cancelled,
 }
@@ -169,6 +176,8 @@ pub(super) struct Job {
     state: StateFile,
     /// Numbers of batches that earlier processes used are below this.
     first_batch: u64,
+    /// An earlier process found everything there is.
+    all_found: bool,
     /// Per partition: an offset that no later batch of this process can be below.
     floors: Mutex<Vec<Offset>>,
 }
@@ -212,7 +221,8 @@ impl Job {
         let state = StateFile::open(&job.file("job"), true)?;
         let mismatch = |why: String| JobMismatch { job: job.name.clone(), why };
         let earlier: Option<Spec> = state.meta(SPEC)?;
-        if state.meta(ENDED)? == Some(Ended::Cancelled) {
+        let ended = state.meta(ENDED)?;
+        if ended == Some(Ended::Cancelled) {
             return Err(mismatch("it was cancelled; take another name with --job".into()).into());
         }
         let spec = match earlier {
@@ -225,12 +235,33 @@ impl Job {
                     format!("it backfills the topic {}, not {}; take another name with --job", spec.topic, topic.name);
                 return Err(mismatch(why).into());
             }
-            Some(spec) if spec.topic_id != topic.id => {
+            Some(spec) if (spec.topic_id, spec.topic_created_at) != (topic.id, topic.created_at) => {
                 let why = format!(
-                    "the topic {} was deleted and created again since it began; take another name with --job",
+                    "the topic {} is not the one that it began with: it was deleted and created again, or belongs to another \
+                     deployment; take another name with --job",
                     topic.name
                 );
                 return Err(mismatch(why).into());
+            }
+            Some(spec) if spec.options.key != options.key => {
+                let said = |key: &Option<String>| key.as_deref().unwrap_or("paths as they are").to_owned();
+                let (before, now) = (said(&spec.options.key), said(&options.key));
+                let why = format!("it makes keys of {before}, not of {now}; take another name with --job");
+                return Err(mismatch(why).into());
+            }
+            Some(spec) if spec.options.attributes != options.attributes => {
+                let why = "its records have other attributes; take another name with --job".to_owned();
+                return Err(mismatch(why).into());
+            }
+            None if options.retry_failed => {
+                return Err(mismatch("there is no such job, so nothing of it failed".into()).into());
+            }
+            Some(_)
+                if options.retry_failed && ended != Some(Ended::Complete) && state.failures(None, 1)?.is_empty() =>
+            {
+                let why =
+                    "no file of it is known to have failed; run it without --retry-failed, which looks for everything";
+                return Err(mismatch(why.into()).into());
             }
             Some(spec) => Spec { options: options.clone(), ..spec },
             None => Spec {
@@ -238,6 +269,7 @@ impl Job {
                 attribute: format!("{}@{:016x}", job.name, client.runtime().random()),
                 topic: topic.name.clone(),
                 topic_id: topic.id,
+                topic_created_at: topic.created_at,
                 created_at: client.runtime().wall(),
                 options: options.clone(),
             },
@@ -256,7 +288,8 @@ impl Job {
                 *floor = offsets.latest;
             }
         }
-        Ok(Arc::new(Self { options: job, spec, state, first_batch, floors: Mutex::new(floors) }))
+        let all_found = matches!(ended, Some(Ended::Complete | Ended::Failed));
+        Ok(Arc::new(Self { options: job, spec, state, first_batch, all_found, floors: Mutex::new(floors) }))
     }
 
     /// Writes what is left and lets others open the job. Blocks.
@@ -284,6 +317,15 @@ impl Job {
         }
     }
 
+    /// How the job stands after a run that came to its end. `looked`: for everything, not only for what had failed.
+    pub(super) fn after(&self, looked: bool, failed: u64) -> Ended {
+        match (looked || self.all_found, failed) {
+            (false, _) => Ended::Incomplete,
+            (true, 0) => Ended::Complete,
+            (true, _) => Ended::Failed,
+        }
+    }
+
     /// Notes how the run ended, behind all else.
     pub(super) async fn end(&self, ended: Ended) -> Result<(), JobState> {
         let json = serde_json::to_vec(&ended).unwrap_or_default();
@@ -308,12 +350,21 @@ impl Job {
             for (file, name, _) in failures {
                 // Members of archives and attached objects are no paths: their place is in their row.
                 if file.contains(&0) {
-                    let row =
-                        self.state.rows(std::iter::once(&file[..])).ok().and_then(|mut rows| rows.pop().flatten());
-                    if let Some(Row { size, modified, state: State::Stored { reference, .. }, .. }) = row {
-                        let mut found = Found::new(PathBuf::from(OsStr::from_bytes(&file)), name, size, modified);
-                        found.placed = Some(reference);
-                        chunks.found(found)?;
+                    let row = match self.state.rows(std::iter::once(&file[..])) {
+                        Ok(mut rows) => rows.pop().flatten(),
+                        Err(error) => return chunks.failed(FileFailure { path: name, error: error.to_string() }),
+                    };
+                    match row {
+                        // A manifest may say the key, which no row has.
+                        Some(Row { size, modified, state: State::Stored { reference, .. }, .. })
+                            if self.spec.options.manifests.is_empty() =>
+                        {
+                            let path = PathBuf::from(OsStr::from_bytes(&file));
+                            let mut found = Found::new(path, name, size, modified);
+                            found.placed = Some(reference);
+                            chunks.found(found)?;
+                        }
+                        _ => chunks.failed(FileFailure { path: name, error: NOT_BY_ITSELF.into() })?,
                     }
                     continue;
                 }

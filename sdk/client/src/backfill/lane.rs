@@ -123,7 +123,7 @@ impl Sorted {
         let already = self.already + self.changed.len() as u64;
         let (skipped, complete) = (chunk.skipped, chunk.complete);
         let mut reports = vec![Report::Walked { files, bytes, already, skipped, complete }];
-        reports.extend(chunk.failures.drain(..).map(Report::Failed));
+        reports.extend(chunk.failures.drain(..).map(|(_, failure)| Report::Failed(failure)));
         reports.extend(self.changed.drain(..).map(|found| Report::Changed { name: found.name }));
         reports
     }
@@ -155,6 +155,13 @@ pub(super) async fn dispatch(lane: Lane, mut walked: mpsc::Receiver<Walked>) -> 
             files.retain(|found| dispatched.insert(found.row().into()));
         }
         let repeated = (found - files.len()) as u64;
+        if let Some(ledger) = &lane.ledger {
+            for (file, failure) in &chunk.failures {
+                if let Some(file) = file {
+                    ledger.failed(file, &failure.error, false);
+                }
+            }
+        }
         let mut sorted = lane.look_up(files).await?;
         sorted.already += repeated;
         if lane.reports.send(sorted.report(&mut chunk)).await.is_err() {

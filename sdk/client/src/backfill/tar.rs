@@ -51,8 +51,13 @@ impl<R: Read> Reader<R> {
 
     /// Reads the current member's next bytes.
     pub(super) fn read(&mut self, buffer: &mut [u8]) -> io::Result<()> {
-        self.source.read_exact(buffer)?;
-        self.at += buffer.len() as u64;
+        match self.source.read_exact(buffer) {
+            Ok(()) => self.at += buffer.len() as u64,
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                return Err(invalid(self.at, "it ends within a member"));
+            }
+            Err(error) => return Err(error),
+        }
         Ok(())
     }
 
@@ -66,13 +71,16 @@ impl<R: Read> Reader<R> {
     /// A header block; `None` at the end of the archive.
     fn block(&mut self) -> io::Result<Option<[u8; BLOCK]>> {
         self.skip_to(self.next)?;
-        let mut block = [0; BLOCK];
-        match self.source.read_exact(&mut block) {
-            Ok(()) => self.at += BLOCK as u64,
+        let mut block = Vec::with_capacity(BLOCK);
+        (&mut self.source).take(BLOCK as u64).read_to_end(&mut block)?;
+        if block.is_empty() {
             // Some writers leave the two empty blocks at the end out.
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
-            Err(error) => return Err(error),
+            return Ok(None);
         }
+        let Ok(block) = <[u8; BLOCK]>::try_from(block) else {
+            return Err(invalid(self.at, "it ends within a header: it was cut, or is no tar archive"));
+        };
+        self.at += BLOCK as u64;
         if block.iter().all(|byte| *byte == 0) {
             return Ok(None);
         }
@@ -265,6 +273,9 @@ pub(super) mod tests {
         let whole = archive(&[("a", &[1; 1_000])]);
         assert!(entries(&whole[..900]).unwrap_err().to_string().contains("ends within"));
         assert_eq!(entries(&whole[..1_536]).unwrap().len(), 1, "the end may be missing");
+        for (what, cut) in [("a text", &b"no archive"[..]), ("within a header", &whole[..1_536 + 100])] {
+            assert!(entries(cut).unwrap_err().to_string().contains("ends within a header"), "{what}");
+        }
         assert!(entries(&[]).unwrap().is_empty());
     }
 

@@ -104,7 +104,7 @@ fn an_unreadable_folder_is_a_failure_with_its_name() {
     let chunks = walked(&paths, &[], &[], NO_LIMITS);
     let failures: Vec<_> = chunks.iter().flat_map(|chunk| &chunk.failures).collect();
     assert_eq!(failures.len(), 1);
-    assert!(failures[0].error.contains("absent"), "{failures:?}");
+    assert!(failures[0].1.error.contains("absent"), "{failures:?}");
     assert_eq!(names(&chunks).len(), 3);
 }
 

@@ -66,7 +66,8 @@ pub(super) struct Walked {
     pub(super) files: Vec<Found>,
     /// All of them are small.
     pub(super) small: bool,
-    pub(super) failures: Vec<FileFailure>,
+    /// What cannot be read; with the file, where it is one that can be tried again by itself.
+    pub(super) failures: Vec<(Option<Found>, FileFailure)>,
     pub(super) skipped: u64,
     /// Nothing comes after this.
     pub(super) complete: bool,
@@ -207,7 +208,17 @@ impl<'a> Chunks<'a> {
 
     /// Something cannot be read.
     pub(super) fn failed(&mut self, failure: FileFailure) -> ControlFlow<Ended> {
-        self.small.failures.push(failure);
+        self.push_failed(None, failure)
+    }
+
+    /// A file cannot be read, which is found out before it is opened.
+    fn file_failed(&mut self, path: PathBuf, name: String, error: String) -> ControlFlow<Ended> {
+        let failure = FileFailure { path: name.clone(), error };
+        self.push_failed(Some(Found::new(path, name, 0, None)), failure)
+    }
+
+    fn push_failed(&mut self, file: Option<Found>, failure: FileFailure) -> ControlFlow<Ended> {
+        self.small.failures.push((file, failure));
         if self.small.failures.len() >= CHUNK_FILES { self.flush() } else { ControlFlow::Continue(()) }
     }
 
@@ -276,7 +287,7 @@ pub(super) fn look(path: PathBuf, name: String, follow: bool, chunks: &mut Chunk
         }
         Err(error) => {
             let error = format!("cannot read {}: {error}", path.display());
-            chunks.failed(FileFailure { path: name, error })
+            chunks.file_failed(path, name, error)
         }
     }
 }

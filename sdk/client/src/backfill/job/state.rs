@@ -6,7 +6,7 @@
 //! | `parts` | file, part number | a part that the store has |
 //! | `batches` | number | a batch that is under way: [`Batch`] |
 //! | `failures` | file | the name that people know it by, and its error |
-//! | `meta` | name | JSON: `spec`, `totals`, `summary` |
+//! | `meta` | name | JSON: `spec`, `totals`, `ended` |
 //!
 //! A commit is durable (`fsync`) before anybody who waits for it is told. redb never overwrites what the last commit needs, so a crash at any moment
 //! leaves the file as of the last commit.
@@ -458,7 +458,8 @@ impl Tables<'_> {
             if matches!(before.state, State::Begun(_)) {
                 self.parts.retain_in((file, 0)..=(file, u32::MAX), |_, _| false)?;
             }
-            if before.kind() == Kind::Failed || row.kind() == Kind::Done {
+            // What fails again has its new error noted already.
+            if before.kind() == Kind::Failed && row.kind() != Kind::Failed || row.kind() == Kind::Done {
                 self.failures.remove(file)?;
             }
         }

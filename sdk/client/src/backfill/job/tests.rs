@@ -315,7 +315,7 @@ async fn failed_files_are_tried_again_and_changed_ones_are_left_alone() {
     deployment.write("good", b"good");
     deployment.write("bad", b"bad");
     let bad = deployment.files.path().join("bad");
-    // Root may read everything, so the file is replaced between walk and reading: it fails as a folder would.
+    // Replaced by a link before it is looked at: no regular file, which is skipped.
     let options = deployment.options(1 << 20);
     let backfill = deployment.client.backfill(&topic(), options.clone()).await.unwrap();
     std::fs::remove_file(&bad).unwrap();
@@ -504,13 +504,51 @@ async fn files_of_a_list_are_named_as_they_are_listed() {
     options.paths.clear();
     options.upload.verify = true;
     options.upload.adaptive = true;
-    let summary = deployment.run(options).await.unwrap();
+    let summary = deployment.run(options.clone()).await.unwrap();
     assert_eq!((summary.files_done, summary.files_failed), (2, 1), "{summary:?}");
     assert_eq!(summary.files_already, 1, "a file that is listed twice has one record");
     assert_eq!(deployment.records().await.len(), 2);
     let names: BTreeSet<_> =
         deployment.records().await.into_iter().filter_map(|delivery| delivery.record.source_name).collect();
     assert_eq!(names, BTreeSet::from([at("one")[1..].to_owned(), at("two")[1..].to_owned()]));
+    let before = status(&deployment.job()).unwrap();
+    assert_eq!((before.phase, before.files_failed, before.failures.len()), (JobPhase::Incomplete, 1, 1));
+
+    let retry = BackfillOptions { retry_failed: true, ..options };
+    let summary = deployment.run(retry.clone()).await.unwrap();
+    assert_eq!((summary.files_done, summary.files_failed), (0, 1), "it is still not there");
+    assert_eq!(status(&deployment.job()).unwrap().phase, JobPhase::Incomplete);
+    deployment.write("absent", b"now it is");
+    let summary = deployment.run(retry.clone()).await.unwrap();
+    assert_eq!((summary.files_done, summary.files_failed), (1, 0));
+    let after = status(&deployment.job()).unwrap();
+    assert_eq!((after.phase, after.files_failed, after.files_done), (JobPhase::Complete, 0, 3));
+    // There is nothing left to try again, which changes nothing.
+    assert_eq!(deployment.run(retry).await.unwrap().files_found, 0);
+    assert_eq!(status(&deployment.job()).unwrap().phase, JobPhase::Complete);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_belongs_to_its_topic_and_to_what_it_makes_of_files() {
+    let (deployment, other) = (Deployment::new().await, Deployment::new().await);
+    deployment.write("one", b"one");
+    let refused = async |deployment: &Deployment, options| {
+        deployment.client.backfill(&topic(), options).await.unwrap_err().to_string()
+    };
+    let options = deployment.options(0);
+    let retry = BackfillOptions { retry_failed: true, ..options.clone() };
+    assert!(refused(&deployment, retry).await.contains("no such job"));
+    assert_eq!(deployment.run(options.clone()).await.unwrap().files_done, 1);
+    // Its first topic has the same name and id.
+    let why = refused(&other, options.clone()).await;
+    assert!(why.contains("another deployment") && why.contains("--job"), "{why}");
+    let keys = BackfillOptions { key: Some("{stem}".into()), ..options.clone() };
+    let attributes = BackfillOptions { attributes: vec![("a".into(), "b".into())], ..options.clone() };
+    for changed in [keys, attributes] {
+        let why = refused(&deployment, changed).await;
+        assert!(why.contains("--job"), "{why}");
+    }
+    assert_eq!(deployment.run(options).await.unwrap().files_already, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
