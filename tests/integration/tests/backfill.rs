@@ -91,7 +91,8 @@ fn jobs_are_listed_described_and_cancelled() {
     let listed = up.run(&["--output", "jsonl", "backfill", "t", path, "--dry-run"]).lines();
     assert_eq!((listed[0]["file"].as_str(), listed[0]["placement"].as_str()), (Some("new"), Some("pack")));
     assert_eq!(listed.len(), 2);
-    let again = up.run(&["--output", "json", "backfill", "t", path]).json();
+    up.run(&["backfill", "t", path]).fails(1, &["keys of {1}/{stem}", "--job"]);
+    let again = up.run(&["--output", "json", "backfill", "t", path, "--key", "{1}/{stem}"]).json();
     assert_eq!((again["files_done"].as_u64(), again["files_already"].as_u64()), (Some(1), Some(20)));
     up.run(&["job", "cancel", &name]).ok();
     up.run(&["backfill", "t", path]).fails(1, &["cancelled", "--job"]);
