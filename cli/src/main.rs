@@ -103,8 +103,9 @@ fn start_log(verbose: u8) {
         1 => "info",
         _ => "debug",
     };
+    // That there are no credentials is no trouble where there are grants; where it is one, the error says so.
     let filter = tracing_subscriber::EnvFilter::try_from_env("REFSTREAM_LOG")
-        .unwrap_or_else(|_| format!("{level},h2=warn,hyper=warn,tonic=warn,aws=warn,s3s=off").into());
+        .unwrap_or_else(|_| format!("{level},h2=warn,hyper=warn,tonic=warn,aws=error,s3s=off").into());
     let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
     tracing_subscriber::fmt()
         .with_env_filter(filter)

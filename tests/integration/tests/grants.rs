@@ -118,6 +118,8 @@ fn the_s3_gateway_without_credentials() {
     // Services of a cloud's machine need not be asked for keys.
     let stranger = Stranger::of(&up, vec![("AWS_EC2_METADATA_DISABLED", "true")]);
     the_whole_path(&stranger);
+    let said = stranger.run(&["verify"]);
+    assert!(!said.stderr.contains("WARN"), "{}", said.stderr);
     let folder = stranger.home.path().to_str().unwrap().to_owned();
     stranger.file("one", b"one");
     let own = Stranger {
