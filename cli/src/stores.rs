@@ -96,6 +96,12 @@ pub(crate) struct SeaweedSettings {
     /// Objects over this size are stored in parts of it.
     #[serde(default = "default_blob_bytes")]
     pub(crate) blob_bytes: u64,
+    /// Masters and volume servers are reached by HTTPS.
+    #[serde(default)]
+    pub(crate) https: bool,
+    /// Certificates (PEM) to trust beside the system's, for this broker; clients take theirs from AWS_CA_BUNDLE.
+    #[serde(default)]
+    pub(crate) ca_file: Option<PathBuf>,
 }
 
 /// The embedded store; its settings are the broker's.
@@ -254,7 +260,8 @@ impl Stores {
     }
 
     fn open_seaweed(&mut self, name: &StoreName, settings: &SeaweedSettings, life: Duration) -> Result<(), Failure> {
-        let SeaweedSettings { masters, replication, collection, ttl, fsync, blob_bytes } = settings.clone();
+        let SeaweedSettings { masters, replication, collection, ttl, fsync, blob_bytes, https, ca_file } =
+            settings.clone();
         let masters: Vec<String> = masters.split(',').map(|master| master.trim().to_owned()).collect();
         let from_env = SeaweedConfig::from_env();
         let described = v1::SeaweedStore {
@@ -264,9 +271,11 @@ impl Stores {
             ttl: ttl.clone(),
             fsync,
             blob_bytes,
+            https,
             signed: from_env.signing_key.is_some(),
         };
-        let config = SeaweedConfig { masters, replication, collection, ttl, fsync, blob_bytes, ..from_env };
+        let config =
+            SeaweedConfig { masters, replication, collection, ttl, fsync, blob_bytes, https, ca_file, ..from_env };
         let runtime = Arc::new(TokioRuntime::new());
         let store = SeaweedStore::open(name.as_str(), config, runtime).map_err(Failure::usage)?;
         self.grants.insert(name.clone(), Arc::new(SeaweedGranter::new(store.clone(), life)));

@@ -79,6 +79,12 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
+/// Whether a connection failed because the other side's certificate is not trusted, or is not for it: as rustls says it. It would be no better next
+/// time.
+pub(crate) fn is_untrusted(message: &str) -> bool {
+    message.contains("invalid peer certificate")
+}
+
 /// The cause of the type `E` in an error's chain.
 pub(crate) fn cause<'a, E: std::error::Error + 'static>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a E> {
     let mut next = Some(error);

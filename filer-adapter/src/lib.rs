@@ -27,6 +27,8 @@ pub mod s3;
 #[cfg(feature = "seaweedfs")]
 pub mod seaweed;
 mod store;
+#[cfg(any(feature = "s3", feature = "seaweedfs"))]
+mod trust;
 
 pub use checksum::crc32c;
 pub use error::{CreateError, StoreError, StoreErrorKind};

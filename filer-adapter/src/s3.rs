@@ -18,6 +18,7 @@ use crate::{
     grant::{Grants, UploadAsk, UploadKind},
     pieces::Pieces,
     store::NOTE,
+    trust,
 };
 use async_trait::async_trait;
 use aws_credential_types::provider::{ProvideCredentials as _, SharedCredentialsProvider};
@@ -53,8 +54,6 @@ const NO_SIZE: &str = "the store does not say how long the object is";
 /// Objects per listing call; S3's limit.
 const PAGE: usize = 1_000;
 
-/// How a certificate begins in a PEM file.
-const PEM_START: &[u8] = b"-----BEGIN CERTIFICATE-----";
 /// Where a bucket is when nothing says so.
 const DEFAULT_REGION: &str = "us-east-1";
 
@@ -295,14 +294,7 @@ impl S3Store {
         }
         let mut http = aws_smithy_http_client::Builder::new()
             .tls_provider(tls::Provider::Rustls(tls::rustls_provider::CryptoMode::Ring));
-        let bundle =
-            || std::env::var_os("AWS_CA_BUNDLE").map(PathBuf::from).filter(|path| !path.as_os_str().is_empty());
-        if let Some(path) = config.ca_file.clone().or_else(bundle) {
-            let pem = std::fs::read(&path)
-                .map_err(|error| refuse(format!("the certificates in {} cannot be read: {error}", path.display())))?;
-            if !pem.windows(PEM_START.len()).any(|window| window == PEM_START) {
-                return Err(refuse(format!("there is no certificate (PEM) in {}", path.display())));
-            }
+        if let Some(pem) = trust::certificates(config.ca_file.as_deref()).map_err(refuse)? {
             let trusted = tls::TrustStore::default().with_pem_certificate(pem);
             let context = tls::TlsContext::builder().with_trust_store(trusted).build();
             http = http.tls_context(context.map_err(|error| refuse(attempt::chain(&error)))?);

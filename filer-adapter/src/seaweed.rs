@@ -28,7 +28,7 @@ mod volume;
 
 use crate::{
     Attributes, BlobStore, CreateError, Found, GetOptions, Listed, MultipartUpload, ObjectMeta, Runtime, StoreError,
-    StoreErrorKind, Stored, attempt::chain, grant::Grants,
+    StoreErrorKind, Stored, attempt::chain, grant::Grants, trust,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -39,6 +39,7 @@ use refstream_types::{Crc32c, Key};
 use std::{
     collections::HashMap,
     fmt,
+    path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicUsize},
@@ -66,6 +67,10 @@ pub struct SeaweedConfig {
     pub read_signing_key: Option<String>,
     /// Objects over this size are stored in parts of it; the volume servers' own limit is 256 MiB unless they say otherwise.
     pub blob_bytes: u64,
+    /// Masters and volume servers are reached by HTTPS.
+    pub https: bool,
+    /// Certificates (PEM) of authorities to trust beside the system's own; `None`: the file that `AWS_CA_BUNDLE` names, if it does.
+    pub ca_file: Option<PathBuf>,
     /// The longest wait for a connection.
     pub connect_timeout: Duration,
     /// The longest time without the answer's beginning or its next bytes, for one request. A request with a body gets a second more
@@ -86,6 +91,8 @@ impl Default for SeaweedConfig {
             signing_key: None,
             read_signing_key: None,
             blob_bytes: 64 << 20,
+            https: false,
+            ca_file: None,
             connect_timeout: Duration::from_secs(5),
             request_timeout: Duration::from_secs(60),
             attempts: 6,
@@ -148,6 +155,12 @@ impl fmt::Debug for Shared {
 impl Shared {
     fn known(&self) -> MutexGuard<'_, HashMap<u32, master::Known>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The URL of a path, which has no slash before it, at a master or volume server.
+    fn url(&self, server: &str, path: &str) -> String {
+        let scheme = if self.config.https { "https" } else { "http" };
+        format!("{scheme}://{server}/{path}")
     }
 
     /// The fid that a key stands for.
@@ -216,7 +229,17 @@ impl SeaweedStore {
         if config.blob_bytes == 0 {
             return Err(refuse("blob_bytes must be more than 0".into()));
         }
-        let client = reqwest::Client::builder()
+        let mut client = reqwest::Client::builder();
+        if config.https {
+            if let Some(pem) = trust::certificates(config.ca_file.as_deref()).map_err(refuse)? {
+                let trusted = reqwest::Certificate::from_pem_bundle(&pem).map_err(|error| refuse(chain(&error)))?;
+                client = trusted.into_iter().fold(client, reqwest::ClientBuilder::add_root_certificate);
+            }
+        } else {
+            // Reading the system's certificates takes a while, for nothing.
+            client = client.tls_built_in_root_certs(false);
+        }
+        let client = client
             .connect_timeout(config.connect_timeout)
             .redirect(reqwest::redirect::Policy::none())
             .no_proxy()

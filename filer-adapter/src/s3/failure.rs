@@ -3,7 +3,7 @@
 use super::Shared;
 use crate::{
     StoreError, StoreErrorKind,
-    attempt::{Failed, cause, chain},
+    attempt::{Failed, cause, chain, is_untrusted},
 };
 use aws_credential_types::provider::error::CredentialsError;
 use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
@@ -33,6 +33,9 @@ impl Shared {
             // Without credentials nothing was sent.
             SdkError::DispatchFailure(_) if cause::<CredentialsError>(&error).is_some() => {
                 (StoreErrorKind::AccessDenied, false, chain(&error))
+            }
+            SdkError::DispatchFailure(_) if is_untrusted(&chain(&error)) => {
+                (StoreErrorKind::Invalid, false, chain(&error))
             }
             // Nobody listens: nothing was sent. Any other end of a connection may have come after the request.
             SdkError::DispatchFailure(_)

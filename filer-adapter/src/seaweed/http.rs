@@ -47,6 +47,10 @@ impl Shared {
         };
         match tokio::time::timeout(limit, request.send()).await {
             Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(error)) if attempt::is_untrusted(&chain(&error)) => {
+                let error = self.error(StoreErrorKind::Invalid, operation, key, chain(&error));
+                Err(Failed { error, happened: false, status: None })
+            }
             Ok(Err(error)) => {
                 let refused = cause::<io::Error>(&error).is_some_and(|e| e.kind() == io::ErrorKind::ConnectionRefused);
                 Err(unavailable(chain(&error), !refused && !error.is_connect()))

@@ -109,7 +109,7 @@ impl Shared {
             let index = (first + turn) % self.config.masters.len();
             let master = &self.config.masters[index];
             let query: Vec<_> = query.iter().map(|(name, value)| format!("{name}={}", super::escaped(value))).collect();
-            let request = self.client.get(format!("http://{master}{path}?{}", query.join("&")));
+            let request = self.client.get(self.url(master, &format!("{path}?{}", query.join("&"))));
             match self.ask(operation, None, 0, request).await {
                 Ok(answer) => {
                     self.leader.store(index, std::sync::atomic::Ordering::Relaxed);
@@ -163,7 +163,7 @@ impl Shared {
         let placement =
             [("replication", &config.replication), ("collection", &config.collection), ("ttl", &config.ttl)];
         query.extend(placement.into_iter().filter(|(_, value)| !value.is_empty()).map(|(n, v)| (n, v.clone())));
-        let answer = self.ask_master("assign", "/dir/assign", &query).await?;
+        let answer = self.ask_master("assign", "dir/assign", &query).await?;
         let said: AssignAnswer =
             serde_json::from_slice(&answer.body).map_err(|error| self.misunderstood("assign", error))?;
         if !said.error.is_empty() {
@@ -219,7 +219,7 @@ impl Shared {
             let error = self.error(StoreErrorKind::Unavailable, "lookup", None, message);
             Failed { error, ..failed }
         };
-        let answer = match self.ask_master("lookup", "/dir/lookup", &query).await {
+        let answer = match self.ask_master("lookup", "dir/lookup", &query).await {
             Err(failed) if failed.error.is_not_found() => {
                 let what = failed.error.message.clone();
                 return Err(unknown(failed, &what));
@@ -234,6 +234,11 @@ impl Shared {
         }
         self.known().insert(volume, Known { servers: Arc::clone(&servers), until: now + KNOWN });
         Ok(servers)
+    }
+
+    /// Ids at a server that failed are not used any more: the next ones are asked for afresh.
+    pub(super) async fn avoid(&self, server: &str) {
+        self.pool.0.lock().await.retain(|assigned| &*assigned.server != server);
     }
 
     /// Forgets where a volume is, since it is not there.
@@ -258,6 +263,6 @@ impl Shared {
         if !write {
             query.push(("read", "yes".into()));
         }
-        Ok(self.ask_master("lookup", "/dir/lookup", &query).await?.token)
+        Ok(self.ask_master("lookup", "dir/lookup", &query).await?.token)
     }
 }

@@ -89,7 +89,7 @@ impl Shared {
     }
 
     fn request(&self, method: Method, server: &str, path: &str, token: Option<String>) -> RequestBuilder {
-        let request = self.client.request(method, format!("http://{server}/{path}"));
+        let request = self.client.request(method, self.url(server, path));
         match token {
             Some(token) => request.header("authorization", format!("BEARER {token}")),
             None => request,
@@ -159,7 +159,7 @@ impl Shared {
                 Some(_) if assigned.granted.is_none() => self.token(assigned.first, true).await?,
                 _ => assigned.token.clone(),
             };
-            let mut request = body_of(self.request(Method::PUT, &assigned.server, &path, token), body);
+            let mut request = body_of(self.request(Method::PUT, &assigned.server, &path, token.clone()), body);
             if let Some(note) = what.note() {
                 request = request.header(format!("{KEPT}{NOTE}"), note);
             }
@@ -168,9 +168,10 @@ impl Shared {
                 Err(failed) => Err(failed),
             };
             if let Err(failed) = stored {
+                self.avoid(&assigned.server).await;
                 // Whoever deletes a list of chunks deletes the chunks, which the next try lists again.
                 if !manifest {
-                    self.give_up(assigned).await;
+                    self.give_up(assigned, token).await;
                 }
                 return Err(failed);
             }
@@ -235,8 +236,7 @@ impl Shared {
     }
 
     /// Removes what a failed put may have left, as well as can be.
-    async fn give_up(&self, assigned: Assigned) {
-        let token = assigned.token.clone();
+    async fn give_up(&self, assigned: Assigned, token: Option<String>) {
         let request = self.request(Method::DELETE, &assigned.server, &assigned.path, token);
         // Who waits for a server that hangs would only be later with the next try.
         let limit = self.config.connect_timeout;

@@ -136,8 +136,10 @@ impl Deployment {
         seaweed: &v1::SeaweedStore,
         store: &v1::Store,
     ) -> Result<Arc<dyn BlobStore>, OpenStoreError> {
-        let v1::SeaweedStore { masters, replication, collection, ttl, fsync, blob_bytes, signed } = seaweed.clone();
-        let mut config = SeaweedConfig { masters, replication, collection, ttl, fsync, ..SeaweedConfig::from_env() };
+        let v1::SeaweedStore { masters, replication, collection, ttl, fsync, blob_bytes, signed, https } =
+            seaweed.clone();
+        let mut config =
+            SeaweedConfig { masters, replication, collection, ttl, fsync, https, ..SeaweedConfig::from_env() };
         let keyless = config.signing_key.is_none() && config.read_signing_key.is_none();
         let wanted = self.access == StoreAccess::Grants || signed && keyless || config.masters.is_empty();
         let grants = if wanted { self.grants(name, store)? } else { None };

@@ -72,6 +72,8 @@ struct State {
     refused: u64,
     requests: u64,
     happened: BTreeMap<Fault, u64>,
+    /// Heads of requests, while they are kept.
+    heads: Option<Vec<String>>,
 }
 
 impl State {
@@ -180,6 +182,16 @@ impl Proxy {
     /// How many requests there were.
     pub fn requests(&self) -> u64 {
         self.state().requests
+    }
+
+    /// From now on the heads of requests are kept.
+    pub fn keep_heads(&self) {
+        self.state().heads = Some(Vec::new());
+    }
+
+    /// The heads that were kept, in small letters but for the first line.
+    pub fn heads(&self) -> Vec<String> {
+        self.state().heads.clone().unwrap_or_default()
     }
 
     /// Which faults of chance there were, and how often.
@@ -298,7 +310,14 @@ fn relay(client: &TcpStream, server: &TcpStream, state: &Mutex<State>) -> io::Re
     let mut to_client = client;
     while let Some(mut request) = Head::read(&mut from_client)? {
         let writes = request.is("PUT") || request.is("POST");
-        let fault = lock(state).decide(writes);
+        let fault = {
+            let mut state = lock(state);
+            if let Some(heads) = &mut state.heads {
+                let (line, headers) = request.text.split_once('\n').unwrap_or((&request.text, ""));
+                heads.push(format!("{line}\n{}", headers.to_ascii_lowercase()));
+            }
+            state.decide(writes)
+        };
         match fault {
             Some(Fault::SlowDown) => return to_client.write_all(&refusal("503 Service Unavailable", "SlowDown")),
             Some(Fault::Conflict) => {

@@ -19,15 +19,31 @@ pub struct Plan {
     pub filers: usize,
     /// S3 gateways: the filer that each of them asks.
     pub gateways: Vec<usize>,
-    /// The contents of `security.toml`; empty: none.
-    pub security: String,
+    /// Everything that speaks HTTP speaks HTTPS, with the certificate of [`tls`].
+    pub https: bool,
 }
 
 impl Default for Plan {
     fn default() -> Self {
-        Self { volumes: 1, filers: 1, gateways: vec![0], security: String::new() }
+        Self { volumes: 1, filers: 1, gateways: vec![0], https: false }
     }
 }
+
+/// A file of `tests/integration/tls`: `ca.pem`, and the certificate and key of loopback that it signed.
+pub fn tls(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tls").join(file)
+}
+
+/// What SeaweedFS is told of HTTPS.
+fn security() -> String {
+    let [ca, certificate, key] = ["ca.pem", "server.pem", "server.key"].map(|file| tls(file).display().to_string());
+    let own = format!("cert = \"{certificate}\"\nkey = \"{key}\"\n");
+    let servers = ["master", "volume", "filer"].map(|server| format!("[https.{server}]\n{own}"));
+    format!("[https.client]\nenabled = true\nca = \"{ca}\"\n{own}{}", servers.concat())
+}
+
+/// How often the master is asked whether it has heard of a volume server that speaks HTTPS.
+const ASKED: usize = 60;
 
 /// One process of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +103,9 @@ impl Cluster {
     pub fn start(plan: Plan) -> Self {
         for _ in 0..STARTS {
             let folder = TempDir::new().expect("a temporary folder");
-            std::fs::write(folder.path().join("security.toml"), &plan.security).expect("security.toml");
+            if plan.https {
+                std::fs::write(folder.path().join("security.toml"), security()).expect("security.toml");
+            }
             let mut all = vec![Part::Master];
             all.extend((0..plan.volumes).map(Part::Volume));
             all.extend((0..plan.filers).map(Part::Filer));
@@ -104,7 +122,7 @@ impl Cluster {
             drop(held);
             let mut cluster = Self { parts, folder, plan: plan.clone() };
             // A port that was free may be taken by then.
-            if (0..cluster.parts.len()).all(|at| cluster.launch(at)) && cluster.has_bucket() {
+            if (0..cluster.parts.len()).all(|at| cluster.launch(at)) && cluster.has_volumes() && cluster.has_bucket() {
                 return cluster;
             }
         }
@@ -153,6 +171,10 @@ impl Cluster {
                 let filer = self.of(Part::Filer(self.plan.gateways[n])).both();
                 command.args(["s3", "-port.iceberg=0", "-port.lance=0", &format!("-filer={filer}")]);
                 command.arg(format!("-localSocket={}", socket(format!("gateway{n}.sock"))));
+                if self.plan.https {
+                    command.arg(format!("-cert.file={}", tls("server.pem").display()));
+                    command.arg(format!("-key.file={}", tls("server.key").display()));
+                }
             }
         }
         command.args([
@@ -173,6 +195,10 @@ impl Cluster {
     }
 
     fn serves(&self, part: Part) -> bool {
+        if self.plan.https {
+            // Plain HTTP is answered, too: that it is not wanted.
+            return get(self.of(part).http, "/").is_some();
+        }
         let answers = |path: &str, with: &str| {
             get(self.of(part).http, path).is_some_and(|(status, body)| status == 200 && body.contains(with))
         };
@@ -187,6 +213,15 @@ impl Cluster {
             // It asks the filer before it answers.
             Part::Gateway(_) => get(self.of(part).http, "/").is_some_and(|(status, _)| status < 500),
         }
+    }
+
+    /// Whether the master has heard of the volume servers; of those that speak plain HTTP it is known already.
+    fn has_volumes(&self) -> bool {
+        let known = || {
+            let list = self.shell("volume.list");
+            (0..self.plan.volumes).all(|number| list.contains(&self.volume(number)))
+        };
+        !self.plan.https || (0..ASKED).any(|_| known())
     }
 
     /// Makes the bucket, where there is a gateway to it.
@@ -225,9 +260,10 @@ impl Cluster {
     pub fn volume(&self, number: usize) -> String {
         self.of(Part::Volume(number)).http.to_string()
     }
-    /// `http://HOST:PORT` of a gateway.
+    /// `http://HOST:PORT` of a gateway, or `https://`.
     pub fn s3(&self, gateway: usize) -> String {
-        format!("http://{}", self.of(Part::Gateway(gateway)).http)
+        let scheme = if self.plan.https { "https" } else { "http" };
+        format!("{scheme}://{}", self.of(Part::Gateway(gateway)).http)
     }
     /// Where the volumes of a server are.
     pub fn data(&self, volume: usize) -> PathBuf {
