@@ -56,7 +56,8 @@ impl Note {
         Some(Self {
             checksum: Crc32c(u32::from_be_bytes(fixed[1..5].try_into().ok()?)),
             nonce: u64::from_be_bytes(fixed[5..13].try_into().ok()?),
-            content_type: (!content_type.is_empty()).then(|| content_type.to_owned()),
+            // A damaged one cannot be a header.
+            content_type: Some(content_type).filter(|text| is_header(text) && !text.is_empty()).map(str::to_owned),
             metadata: if metadata.is_empty() { BTreeMap::new() } else { serde_json::from_slice(metadata).ok()? },
         })
     }
@@ -69,6 +70,11 @@ impl Note {
     pub(super) fn write(&self, file: &File) -> io::Result<()> {
         Ok(fsetxattr(file, NAME, &self.encode(), XattrFlags::empty())?)
     }
+}
+
+/// Whether a text can be the value of an HTTP header.
+fn is_header(text: &str) -> bool {
+    text.bytes().all(|byte| matches!(byte, 0x20..0x7f))
 }
 
 /// Whether files of this file system can carry notes.

@@ -41,6 +41,7 @@ pub(crate) struct OpenFile {
 
 impl StoreFile {
     async fn range(self, range: Range<u64>) -> Result<Bytes> {
+        self.check(&range)?;
         let length = range.end.saturating_sub(range.start);
         let options = GetOptions { range: Some(ByteRange { offset: range.start, length }), ..GetOptions::default() };
         let found = self.store.get(&self.key, &options).await.map_err(external)?;
@@ -56,6 +57,17 @@ impl StoreFile {
             return Err(ParquetError::EOF(format!("{length} bytes from {} wanted, {} came", range.start, bytes.len())));
         }
         Ok(bytes.freeze())
+    }
+}
+
+impl StoreFile {
+    /// Ranges come from a footer, which may be damaged.
+    fn check(&self, range: &Range<u64>) -> Result<()> {
+        if range.start <= range.end && range.end <= self.size {
+            return Ok(());
+        }
+        let (start, end, size) = (range.start, range.end, self.size);
+        Err(ParquetError::General(format!("its footer is damaged: it names bytes {start} to {end} of {size}")))
     }
 }
 
@@ -101,6 +113,7 @@ impl AsyncFileReader for StoreFile {
     fn get_byte_ranges(&mut self, ranges: Vec<Range<u64>>) -> BoxFuture<'_, Result<Vec<Bytes>>> {
         let file = self.clone();
         async move {
+            ranges.iter().try_for_each(|range| file.check(range))?;
             let fetched: BTreeMap<u64, Bytes> = stream::iter(coalesce(&ranges))
                 .map(|range| {
                     let file = file.clone();

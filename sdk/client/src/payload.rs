@@ -104,13 +104,18 @@ impl Payload {
         let (key, why) = match self.opened()?.sums().await? {
             None => (Layout::blocks(&self.reference.key), "they do not exist".to_owned()),
             Some((key, Err(error))) => (key, error.to_string()),
-            Some((_, Ok(blocks))) if blocks.size == self.reference.size => return Ok(BlockSums::Intact),
+            Some((_, Ok(blocks))) if self.fit(&blocks) => return Ok(BlockSums::Intact),
             Some((key, Ok(blocks))) => {
                 let (of, size) = (blocks.size, self.reference.size);
-                (key, format!("they are of an object of {of} bytes, the payload has {size}"))
+                (key, format!("they are of other bytes: {of} with {}, the payload has {size}", blocks.whole()))
             }
         };
         Ok(BlockSums::Unusable { key, why })
+    }
+
+    /// Whether these are the sums of this payload's blocks, not of other bytes: their combination is the sum that the reference has.
+    fn fit(&self, blocks: &Blocks) -> bool {
+        blocks.size == self.reference.size && self.reference.checksum == Some(blocks.whole())
     }
 
     /// What is fetched.
@@ -336,7 +341,7 @@ impl Payload {
     /// The sums of the blob's blocks: as the store keeps them, or from a pass over the whole.
     async fn blocks(&self, object: &Object<'_>) -> Result<Blocks, FetchError> {
         if let Some((_, Ok(blocks))) = object.sums().await?
-            && blocks.size == self.reference.size
+            && self.fit(&blocks)
         {
             return Ok(blocks);
         }

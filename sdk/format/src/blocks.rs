@@ -40,6 +40,16 @@ impl Blocks {
         }
         checked::finish(writer)
     }
+    /// The CRC32C of the whole blob: what its reference has, if these are the sums of its blocks.
+    pub fn whole(&self) -> Crc32c {
+        let mut at = 0;
+        let sum = self.checksums.iter().fold(0, |sum, block| {
+            let length = BLOCK_BYTES.min(self.size - at);
+            at += length;
+            crc_fast::checksum_combine(crc_fast::CrcAlgorithm::Crc32Iscsi, sum, u64::from(block.0), length)
+        });
+        Crc32c(sum as u32)
+    }
     /// As [`Self::encode`], in base64, for the note of an object.
     pub fn to_note(&self) -> String {
         STANDARD.encode(self.encode())
@@ -151,6 +161,7 @@ mod tests {
     fn ranges_are_verified_block_by_block() {
         let mut content = vec![7; 2 * BLOCK_BYTES as usize + 5];
         let blocks = of(&content);
+        assert_eq!(blocks.whole(), crc32c(&content));
         let covering = |offset, length| blocks.covering(ByteRange { offset, length });
         assert_eq!(covering(3, 1), Some(ByteRange { offset: 0, length: BLOCK_BYTES }));
         assert_eq!(covering(BLOCK_BYTES - 1, 2), Some(ByteRange { offset: 0, length: 2 * BLOCK_BYTES }));

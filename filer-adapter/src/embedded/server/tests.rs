@@ -124,7 +124,7 @@ async fn only_those_with_the_keys_are_served_and_a_stopped_server_is_gone() {
     let error = stranger.read(&key("k")).await.unwrap_err();
     assert_eq!(error.kind, StoreErrorKind::AccessDenied);
     let taken = S3Server::start(Arc::clone(&rig.store), strangers, rig.server.address()).await.unwrap_err();
-    assert!(taken.to_string().contains(&rig.server.address().to_string()), "{taken}");
+    assert_eq!(taken.kind(), std::io::ErrorKind::AddrInUse);
     rig.server.stop().await;
     let error = rig.client.read(&key("k")).await.unwrap_err();
     assert_eq!(error.kind, StoreErrorKind::Unavailable);

@@ -36,13 +36,13 @@ mod closed {
     use crate::{DamagedRecords, ErrorClass, UnreadableFiles, backoff::Backoff, consumer::Delivery, stores::BlobStore};
     use async_trait::async_trait;
     use bytes::Bytes;
-    use futures::{StreamExt, TryStreamExt};
+    use futures::{FutureExt, StreamExt, TryStreamExt};
     use refstream_filer_adapter::{CreateError, Created, Filer, GetOptions, Listed, StoreError, StoreErrorKind};
     use refstream_format::manifest::DataFile;
     use refstream_journal::{Metadata, ReadError};
     use refstream_segments::{ClosedReader, CompactError};
     use refstream_types::{ByteRange, Key, TopicId, TopicName};
-    use std::{collections::HashMap, sync::Arc};
+    use std::{collections::HashMap, panic::AssertUnwindSafe, sync::Arc};
 
     /// Rows that are handed on together.
     const ROWS_AT_ONCE: usize = 1_024;
@@ -250,7 +250,14 @@ mod closed {
                 .filter(|(partition, (target, _))| !target.is_done() && file.contains(**partition, target.position))
                 .map(|(partition, (target, _))| (*partition, target.position))
                 .collect();
-            let why = match self.read_file(&file, &readers).await {
+            // The decoder of Parquet trusts some of what a footer says: one that makes it panic is a damaged file like any other.
+            let read = AssertUnwindSafe(self.read_file(&file, &readers)).catch_unwind().await;
+            let read = read.unwrap_or_else(|_| {
+                let text = format!("the file {} is damaged: its decoder panicked", self.files.reader.uri(&file.key));
+                let class = ErrorClass::VerificationFailed;
+                Err(Stopped::Failed(Why { text, class, retryable: false, damaged: true, missing: false }))
+            });
+            let why = match read {
                 Err(Stopped::Failed(why)) if why.damaged => why.text,
                 Err(Stopped::Failed(why)) if why.missing => {
                     // Files are deleted after the manifest has moved on: only one that the newest version names is lost.

@@ -134,3 +134,32 @@ async fn an_overwritten_attached_object_is_recognised() {
     let error = fixture.payload(&reference).bytes().await.unwrap_err();
     assert!(matches!(error, FetchError::Overwritten(_)), "{error}");
 }
+
+#[tokio::test]
+async fn another_payload_in_its_place_is_never_handed_out() {
+    // With its sums in a note, and in a sidecar.
+    for bytes in [(3 << 20) + 1, (17 << 20) + 1] {
+        let fixture = fixture(options());
+        let [mine, other] = [0, 1].map(|seed| {
+            let mut content = noise(bytes).to_vec();
+            content[0] ^= seed;
+            Bytes::from(content)
+        });
+        let (mine, other) = (fixture.upload(mine).await, fixture.upload(other).await);
+        for (from, to) in
+            [(other.key.clone(), mine.key.clone()), (Layout::blocks(&other.key), Layout::blocks(&mine.key))]
+        {
+            let Some(meta) = fixture.store.head(&from).await.unwrap() else { continue };
+            let content = fixture.store.peek(&from).unwrap();
+            let attributes = Attributes { note: meta.note, ..Attributes::default() };
+            let checksum = refstream_format::crc32c(&content);
+            fixture.store.put(&to, vec![content], checksum, &attributes).await.unwrap();
+        }
+        let payload = fixture.payload(&mine);
+        damaged(&payload.range(ByteRange { offset: 100, length: 20 }).await.unwrap_err());
+        let mut copy = Vec::new();
+        damaged(&payload.copy_to(&mut copy).await.unwrap_err());
+        assert!(copy.is_empty(), "{} bytes of another payload", copy.len());
+        assert!(matches!(payload.block_sums().await.unwrap(), BlockSums::Unusable { .. }));
+    }
+}
