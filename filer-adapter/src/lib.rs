@@ -12,6 +12,8 @@ pub mod chain;
 mod checksum;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+#[cfg(any(feature = "s3", feature = "seaweedfs"))]
+mod content_range;
 #[cfg(feature = "embedded")]
 pub mod embedded;
 mod error;

@@ -5,6 +5,7 @@
 //! and bodies are neither hashed nor copied on their way: they are sent as the pieces they are, with the CRC32C that the
 //! caller knows already, so the store checks what arrived.
 
+mod config;
 mod failure;
 mod grants;
 mod multipart;
@@ -14,6 +15,7 @@ use crate::{
     Attributes, BlobStore, ByteStream, CreateError, Created, Filer, Found, GetOptions, Listed, MultipartUpload,
     ObjectMeta, StoreError, StoreErrorKind, Stored,
     attempt::{self, Failed},
+    content_range::content_range,
     crc32c,
     grant::{Grants, UploadAsk, UploadKind},
     pieces::Pieces,
@@ -43,83 +45,18 @@ use aws_smithy_runtime_api::{
 use aws_smithy_types::{body::SdkBody, config_bag::ConfigBag};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::{Bytes, BytesMut};
+use config::DEFAULT_REGION;
+pub use config::S3Config;
 use futures::{StreamExt as _, TryStreamExt as _};
 pub use grants::S3Granter;
 use multipart::Multipart;
 use refstream_types::{ByteRange, Crc32c, Key};
-use std::{collections::HashMap, fmt, future::Future, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::HashMap, fmt, future::Future, sync::Arc};
 
 /// What is said of an answer without a size.
 const NO_SIZE: &str = "the store does not say how long the object is";
 /// Objects per listing call; S3's limit.
 const PAGE: usize = 1_000;
-
-/// Where a bucket is when nothing says so.
-const DEFAULT_REGION: &str = "us-east-1";
-
-/// How to reach a bucket.
-#[derive(Clone)]
-pub struct S3Config {
-    /// `http://host:port`; `None`: the provider's own endpoint of the region.
-    pub endpoint: Option<String>,
-    /// The bucket, which must exist.
-    pub bucket: String,
-    /// The region; empty: the one of `AWS_REGION` or the profile, else us-east-1.
-    pub region: String,
-    /// `endpoint/bucket/key` rather than `bucket.endpoint/key`.
-    pub path_style: bool,
-    /// Access key and secret key; `None`: `AWS_*` variables, profiles, roles.
-    pub credentials: Option<(String, String)>,
-    /// Send and check CRC32C with each object. Some older servers refuse the header.
-    pub checksums: bool,
-    /// Storage class of payloads and files, such as `STANDARD_IA`; empty: the bucket's. Commit objects keep the bucket's: they are small and short-lived.
-    pub storage_class: String,
-    /// Encryption by the store (`AES256` or `aws:kms`); empty: as the bucket says.
-    pub encryption: String,
-    /// The key of `aws:kms`; empty: the bucket's or the account's.
-    pub kms_key: String,
-    /// Certificates (PEM) of authorities to trust beside the system's own; `None`: the file that `AWS_CA_BUNDLE` names, if it does.
-    pub ca_file: Option<PathBuf>,
-    /// The longest wait for a connection.
-    pub connect_timeout: Duration,
-    /// The longest time without the answer's beginning or its next bytes, for one request. A request with a body gets a second more
-    /// for each 256 KiB of it.
-    pub request_timeout: Duration,
-    /// Tries of a request that may be repeated, the first one included.
-    pub attempts: usize,
-}
-
-impl Default for S3Config {
-    fn default() -> Self {
-        Self {
-            endpoint: None,
-            bucket: String::new(),
-            region: DEFAULT_REGION.into(),
-            path_style: true,
-            credentials: None,
-            checksums: true,
-            storage_class: String::new(),
-            encryption: String::new(),
-            kms_key: String::new(),
-            ca_file: None,
-            connect_timeout: Duration::from_secs(5),
-            request_timeout: Duration::from_secs(60),
-            attempts: 6,
-        }
-    }
-}
-
-impl fmt::Debug for S3Config {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("S3Config")
-            .field("endpoint", &self.endpoint)
-            .field("bucket", &self.bucket)
-            .field("region", &self.region)
-            .field("path_style", &self.path_style)
-            .field("credentials", &self.credentials.as_ref().map(|_| "given"))
-            .finish_non_exhaustive()
-    }
-}
 
 /// What requests have in common.
 #[derive(Clone)]
@@ -605,13 +542,6 @@ fn optional<T>(result: Result<T, Failed>) -> Result<Option<T>, StoreError> {
 
 fn quoted_etag(options: &GetOptions) -> Option<String> {
     options.etag.as_ref().map(|etag| format!("\"{etag}\""))
-}
-
-/// `bytes FIRST-LAST/SIZE`.
-fn content_range(text: &str) -> Option<(u64, u64, u64)> {
-    let (range, size) = text.strip_prefix("bytes ")?.split_once('/')?;
-    let (first, last) = range.split_once('-')?;
-    Some((first.parse().ok()?, last.parse().ok()?, size.parse().ok()?))
 }
 
 #[async_trait]

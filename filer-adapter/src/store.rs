@@ -89,6 +89,7 @@ pub struct Attributes {
 pub const MAX_NOTE_BYTES: usize = 1_024;
 
 /// The name of a note in HTTP headers, behind the store's own prefix.
+#[cfg(any(feature = "s3", feature = "embedded", feature = "seaweedfs"))]
 pub(crate) const NOTE: &str = "refstream-note";
 
 /// What a store says of an object.

@@ -4,6 +4,7 @@ use super::{Shared, escaped, fid::Fid, http, jwt, master::Assigned, upload::Mani
 use crate::{
     Attributes, ByteStream, Found, GetOptions, ObjectMeta, StoreError, StoreErrorKind,
     attempt::{Failed, chain, retried},
+    content_range::content_range,
     grant::{UploadAsk, UploadKind},
     pieces::Pieces,
     store::NOTE,
@@ -575,11 +576,4 @@ fn meta_of(answer: &Response, size: u64) -> ObjectMeta {
 
 fn body_of(request: RequestBuilder, body: &[Bytes]) -> RequestBuilder {
     request.header("content-type", BODY_TYPE).body(reqwest::Body::wrap(Pieces::new(body)))
-}
-
-/// `bytes FIRST-LAST/SIZE`.
-fn content_range(text: &str) -> Option<(u64, u64, u64)> {
-    let (range, size) = text.strip_prefix("bytes ")?.split_once('/')?;
-    let (first, last) = range.split_once('-')?;
-    Some((first.parse().ok()?, last.parse().ok()?, size.parse().ok()?))
 }

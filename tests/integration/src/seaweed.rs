@@ -5,6 +5,7 @@
 pub mod cluster;
 
 use crate::spoken::Spoken;
+use refstream_filer_adapter::s3::{S3Config, S3Store};
 use std::{
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpListener, TcpStream},
@@ -82,6 +83,20 @@ pub struct Weed {
 }
 
 impl Weed {
+    /// Its S3 gateway as a store.
+    ///
+    /// # Panics
+    /// When it cannot be opened.
+    pub async fn gateway(&self) -> S3Store {
+        let config = S3Config {
+            endpoint: Some(self.s3()),
+            bucket: BUCKET.into(),
+            credentials: Some((ACCESS_KEY.into(), SECRET_KEY.into())),
+            ..S3Config::default()
+        };
+        S3Store::open("weed", config).await.expect("a store of this configuration")
+    }
+
     /// Starts one and waits until volumes can be written and the bucket exists.
     pub fn start() -> Self {
         Self::start_with(Options::default())

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use refstream_filer_adapter::{
     Attributes, BlobStore, Runtime, TokioRuntime, crc32c,
     grant::{Grants, NeedleGrant, ReadAsk, ReadGrant, SignedRequest, UploadAsk, UploadGrant, UploadKind},
-    s3::{S3Config, S3Granter, S3Store},
+    s3::S3Granter,
     seaweed::{SeaweedConfig, SeaweedGranter, SeaweedStore},
 };
 use refstream_integration_tests::{
@@ -220,7 +220,7 @@ fn attached_objects_are_read_where_their_prefix_is_let_in() {
         let put = async {
             let bytes = Bytes::from_static(bytes);
             let sum = crc32c(std::slice::from_ref(&bytes));
-            gateway(&weed).await.put(&key.parse().unwrap(), vec![bytes], sum, &Attributes::default()).await.unwrap();
+            weed.gateway().await.put(&key.parse().unwrap(), vec![bytes], sum, &Attributes::default()).await.unwrap();
         };
         runtime.block_on(put);
     }
@@ -361,16 +361,6 @@ fn late(by: Duration) -> Arc<dyn Runtime> {
     Arc::new(Late(TokioRuntime::new(), by))
 }
 
-async fn gateway(weed: &Weed) -> S3Store {
-    let config = S3Config {
-        endpoint: Some(weed.s3()),
-        bucket: BUCKET.into(),
-        credentials: Some((ACCESS_KEY.into(), SECRET_KEY.into())),
-        ..S3Config::default()
-    };
-    S3Store::open("weed", config).await.unwrap()
-}
-
 fn ask(key: &str, body: &'static str) -> UploadAsk {
     let body = [Bytes::from_static(body.as_bytes())];
     let kind = UploadKind::Object(Attributes::default());
@@ -398,7 +388,7 @@ async fn send(method: Method, request: &SignedRequest, more: &[(&str, &str)], bo
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_grant_of_the_s3_gateway_is_good_for_nothing_else() {
     let weed = Weed::start();
-    let store = gateway(&weed).await;
+    let store = weed.gateway().await;
     let secret: Key = "secret".parse().unwrap();
     let hidden = Bytes::from_static(b"not yours");
     let sum = crc32c(std::slice::from_ref(&hidden));

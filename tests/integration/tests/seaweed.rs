@@ -10,7 +10,6 @@ use refstream_filer_adapter::{
     conformance::{Store, run_all, run_blobs},
     crc32c,
     probe::probe,
-    s3::{S3Config, S3Store},
     seaweed::{SeaweedConfig, SeaweedStore},
 };
 use refstream_integration_tests::{
@@ -24,20 +23,10 @@ fn runtime() -> Arc<dyn Runtime> {
     Arc::new(TokioRuntime::new())
 }
 
-async fn gateway(weed: &Weed) -> S3Store {
-    let config = S3Config {
-        endpoint: Some(weed.s3()),
-        bucket: BUCKET.into(),
-        credentials: Some((ACCESS_KEY.into(), SECRET_KEY.into())),
-        ..S3Config::default()
-    };
-    S3Store::open("weed", config).await.unwrap()
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_s3_gateway_conforms() {
     let weed = Weed::start();
-    let store = Store::new(Arc::new(gateway(&weed).await));
+    let store = Store::new(Arc::new(weed.gateway().await));
     probe(&*store.filer, &*runtime(), &Layout::new("probed").unwrap()).await.unwrap();
     run_all(|| std::future::ready(store.clone()), runtime()).await;
 }
