@@ -60,6 +60,10 @@ impl Plan {
     pub(crate) fn rounds(&self) -> usize {
         if self.quick { 2 } else { 5 }
     }
+    /// The same for short rounds.
+    pub(crate) fn short_rounds(&self) -> usize {
+        3 * self.rounds()
+    }
     /// `full`, or a part of it when quick.
     pub(crate) fn size(&self, full: usize) -> usize {
         if self.quick { (full / 5).max(1) } else { full }

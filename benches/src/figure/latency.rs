@@ -33,6 +33,7 @@ pub(crate) async fn measure(plan: &Plan) -> Outcome<Vec<Row>> {
     let store = FileStore::open(folder.path(), "bench", FileStoreOptions::default())?;
     let count = plan.size(5_000);
     let (mut acks, mut beyonds, mut puts, mut bounds, mut bytes) = (vec![], vec![], vec![], vec![], 1_000.0);
+    let (mut middle_acks, mut middle_puts) = (vec![], vec![]);
     for round in 0..=plan.rounds() {
         let before = slots(&process).await?;
         let (mut ack, mut beyond) = live(&client, &topic, count).await?;
@@ -40,6 +41,8 @@ pub(crate) async fn measure(plan: &Plan) -> Outcome<Vec<Row>> {
         bytes = (after.1 - before.1) / (after.0 - before.0).max(1.0);
         let mut put = creates(&store, round, bytes as usize, count as u32 * 1_000 / RATE).await?;
         if round > 0 {
+            middle_acks.push(percentile(&mut ack, 50.0).as_secs_f64());
+            middle_puts.push(percentile(&mut put, 50.0).as_secs_f64());
             let put = percentile(&mut put, 99.0);
             acks.push(percentile(&mut ack, 99.0).as_secs_f64());
             beyonds.push(percentile(&mut beyond, 99.0).as_secs_f64());
@@ -56,9 +59,11 @@ pub(crate) async fn measure(plan: &Plan) -> Outcome<Vec<Row>> {
         details,
     };
     let ack = format!(
-        "linger {} + 1.5 x the store's p99 of {} for creates of {bytes:.0} bytes; medians of {} rounds of {count} records",
+        "linger {} + 1.5 x the store's p99 of {} for creates of {bytes:.0} bytes; p50 {} and {}; medians of {} rounds of {count} records",
         millis(LINGER),
         millis(middle(&puts)),
+        millis(middle(&middle_acks)),
+        millis(middle(&middle_puts)),
         plan.rounds()
     );
     Ok(vec![

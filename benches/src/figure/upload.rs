@@ -36,7 +36,7 @@ pub(crate) async fn measure(plan: &Plan) -> Outcome<Vec<Row>> {
     let mut cpu = Vec::new();
     for at_once in [4, 1] {
         let (mut sdk, mut bare, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
-        for round in 0..=plan.rounds() {
+        for round in 0..=plan.short_rounds() {
             let urls = presigner.urls(&format!("bare/{at_once}/{round}"), payloads.len()).await?;
             let (watch, before) = (Watch::start(), cpu_seconds(own));
             put_all(&http, &urls, &payloads, at_once).await?;
@@ -59,7 +59,7 @@ pub(crate) async fn measure(plan: &Plan) -> Outcome<Vec<Row>> {
             median(&sdk),
             median(&bare),
             payloads.len(),
-            plan.rounds()
+            plan.short_rounds()
         );
         let figure = format!("SDK upload of 8 MiB payloads / bare HTTP PUT loop, {at_once} at once");
         rows.push(Row::at_least(&figure, median(&ratios), 0.9, details));

@@ -60,6 +60,8 @@ const MIN_PART_BYTES: u64 = 5 << 20;
 const FILES_WHEN_ADAPTIVE: usize = 16;
 /// Bytes that are read from a stream at once.
 const READ_BYTES: usize = 1 << 20;
+/// Objects in a row whose keys share a folder: in a store on a file system each new folder costs a wait for the disk.
+const KEYS_PER_FOLDER: u64 = 64;
 
 /// Proof that a payload is durable; the only thing from which a record with a reference can be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -156,6 +158,9 @@ struct Inner {
     requests: Turns,
     bandwidth: Option<Bandwidth>,
     packer: Packer,
+    /// Keys made so far, and the folder of the first.
+    keys: AtomicU64,
+    first_folder: u8,
     notes: Option<Arc<dyn PackNotes>>,
     /// What goes wrong now; `None` while everything goes well.
     trouble: Mutex<Option<String>>,
@@ -166,8 +171,12 @@ struct Inner {
 }
 
 impl Inner {
+    /// A random key, in the folder of its neighbours in time.
     fn new_key(&self) -> Key {
-        self.layout.payload(&self.folder, self.runtime.token())
+        let mut name = self.runtime.token();
+        let before = self.keys.fetch_add(1, Ordering::Relaxed);
+        name.0[0] = self.first_folder.wrapping_add((before / KEYS_PER_FOLDER) as u8);
+        self.layout.payload(&self.folder, name)
     }
     /// Waits for room for this many bytes; more than there can ever be means all of it.
     async fn room(&self, bytes: u64) -> OwnedSemaphorePermit {
@@ -231,11 +240,13 @@ impl Uploader {
                 store,
                 layout,
                 folder,
-                runtime,
                 memory: Arc::new(Semaphore::new(memory)),
                 requests: if options.adaptive { Turns::adaptive() } else { Turns::fixed(options.concurrency) },
                 bandwidth: options.bandwidth.map(Bandwidth::new),
                 packer: Packer::default(),
+                keys: AtomicU64::new(0),
+                first_folder: runtime.random() as u8,
+                runtime,
                 notes: None,
                 trouble: Mutex::new(None),
                 objects: AtomicU64::new(0),

@@ -12,9 +12,29 @@
 use crate::{DecodeError, checked, crc32c};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use refstream_types::{ByteRange, Crc32c};
+use std::sync::OnceLock;
 
 /// Stored bytes per checksum. Blobs of at most this size have no block checksums: their reference's checksum serves.
 pub const BLOCK_BYTES: u64 = 1 << 20;
+
+/// The CRC32C of two runs of bytes, one after the other; `length` is that of the second. Combinations with whole blocks are a few
+/// nanoseconds, others tens of microseconds.
+pub fn combined(first: Crc32c, second: Crc32c, length: u64) -> Crc32c {
+    if length != BLOCK_BYTES {
+        return combined_by_library(first, second, length);
+    }
+    // What `length` zeros do to a checksum is linear: a block's worth of it is kept for each bit.
+    static SHIFTED: OnceLock<[u32; 32]> = OnceLock::new();
+    let shifted = SHIFTED
+        .get_or_init(|| std::array::from_fn(|bit| combined_by_library(Crc32c(1 << bit), Crc32c(0), BLOCK_BYTES).0));
+    let bits = (0..32).filter(|bit| first.0 >> bit & 1 == 1);
+    Crc32c(bits.fold(second.0, |sum, bit| sum ^ shifted[bit]))
+}
+
+fn combined_by_library(first: Crc32c, second: Crc32c, length: u64) -> Crc32c {
+    let (first, second) = (u64::from(first.0), u64::from(second.0));
+    Crc32c(crc_fast::checksum_combine(crc_fast::CrcAlgorithm::Crc32Iscsi, first, second, length) as u32)
+}
 
 const MAGIC: [u8; 4] = *b"RFSK";
 const VERSION: u16 = 1;
@@ -43,12 +63,11 @@ impl Blocks {
     /// The CRC32C of the whole blob: what its reference has, if these are the sums of its blocks.
     pub fn whole(&self) -> Crc32c {
         let mut at = 0;
-        let sum = self.checksums.iter().fold(0, |sum, block| {
+        self.checksums.iter().fold(Crc32c(0), |sum, block| {
             let length = BLOCK_BYTES.min(self.size - at);
             at += length;
-            crc_fast::checksum_combine(crc_fast::CrcAlgorithm::Crc32Iscsi, sum, u64::from(block.0), length)
-        });
-        Crc32c(sum as u32)
+            combined(sum, *block, length)
+        })
     }
     /// As [`Self::encode`], in base64, for the note of an object.
     pub fn to_note(&self) -> String {
@@ -134,6 +153,15 @@ mod tests {
             prop_assert_eq!(&Blocks::decode(&encoded).unwrap(), &blocks);
             prop_assert_eq!(Blocks::from_note(&blocks.to_note()).unwrap(), blocks);
             detects_damage(&encoded, Blocks::decode);
+        }
+
+        #[test]
+        fn checksums_combine(first in vec(any::<u8>(), 0..100), second in any::<u32>(), length in prop_oneof![Just(BLOCK_BYTES), 0..=2 * BLOCK_BYTES]) {
+            let sum = crc32c(&first);
+            prop_assert_eq!(combined(sum, Crc32c(second), length), combined_by_library(sum, Crc32c(second), length));
+            let rest = vec![second as u8; length as usize];
+            let all = [first, rest.clone()].concat();
+            prop_assert_eq!(combined(sum, crc32c(&rest), length), crc32c(&all));
         }
 
         #[test]

@@ -23,6 +23,8 @@ use crate::{
 };
 use bytes::Bytes;
 use refstream_types::ByteRange;
+use std::cell::RefCell;
+use zstd::bulk::{Compressor, Decompressor};
 
 /// Content bytes per frame.
 pub const FRAME_BYTES: usize = 1 << 20;
@@ -35,13 +37,27 @@ const FOOTER_BYTES: usize = 9;
 const WHAT_TABLE: &str = "seek table";
 const WHAT_FRAMES: &str = "compressed payload";
 
+thread_local! {
+    /// Setting one up costs more than compressing a small payload does.
+    static COMPRESSOR: RefCell<Option<Compressor<'static>>> = const { RefCell::new(None) };
+    static DECOMPRESSOR: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };
+}
+
 /// Compresses one frame of at most [`FRAME_BYTES`] of content.
 ///
 /// # Panics
 /// When `content` is longer.
 pub fn compress_frame(content: &[u8], level: i32) -> Vec<u8> {
     assert!(content.len() <= FRAME_BYTES, "{} bytes in one frame of at most {FRAME_BYTES}", content.len());
-    zstd::bulk::compress(content, level).expect("zstd has room for its worst case and clamps the level")
+    let compressed = COMPRESSOR.with_borrow_mut(|kept| {
+        let compressor = match kept {
+            Some(compressor) => compressor,
+            none => none.insert(Compressor::new(level)?),
+        };
+        compressor.set_compression_level(level)?;
+        compressor.compress(content)
+    });
+    compressed.expect("zstd has room for its worst case and clamps the level")
 }
 
 /// Where the frames of a compressed payload are.
@@ -163,6 +179,16 @@ impl SeekTable {
     }
 }
 
+fn decompress_frame(stored: &[u8], content_size: usize) -> std::io::Result<Vec<u8>> {
+    DECOMPRESSOR.with_borrow_mut(|kept| {
+        let decompressor = match kept {
+            Some(decompressor) => decompressor,
+            none => none.insert(Decompressor::new()?),
+        };
+        decompressor.decompress(stored, content_size)
+    })
+}
+
 /// Decompresses whole frames (a skippable frame at the end is passed over) to exactly `content_size` bytes.
 ///
 /// # Errors
@@ -174,7 +200,7 @@ pub fn decompress(stored: &[u8], content_size: usize) -> Result<Bytes, DecodeErr
     if announced != content_size as u64 {
         return Err(error(0, format!("the frames hold {announced} bytes, expected {content_size}")));
     }
-    let content = zstd::bulk::decompress(stored, content_size).map_err(|why| error(0, format!("zstd: {why}")))?;
+    let content = decompress_frame(stored, content_size).map_err(|why| error(0, format!("zstd: {why}")))?;
     if content.len() != content_size {
         return Err(error(0, format!("the frames gave {} bytes, expected {content_size}", content.len())));
     }
