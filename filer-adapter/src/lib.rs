@@ -37,5 +37,5 @@ pub use error::{CreateError, StoreError, StoreErrorKind};
 pub use runtime::{Runtime, TokioRuntime};
 pub use store::{
     Attributes, BlobStore, ByteStream, Created, Filer, Found, GetOptions, Listed, MAX_NOTE_BYTES, MultipartUpload,
-    ObjectMeta, Part, Stored,
+    ObjectMeta, Part, Sent, Stored,
 };

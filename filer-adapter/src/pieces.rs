@@ -1,5 +1,6 @@
 //! Request bodies: the caller's pieces, sent as they are.
 
+use crate::Sent;
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use std::{
@@ -9,16 +10,31 @@ use std::{
     task::{Context, Poll},
 };
 
+/// A body counts as sent when at most this many bytes of it are not yet the network's.
+const LAST_BYTES: usize = 64 * 1024;
+
 /// Pieces one after the other; nothing is copied.
 pub(crate) struct Pieces {
     left: VecDeque<Bytes>,
     bytes: u64,
+    sent: Option<Sent>,
 }
 
 impl Pieces {
     pub(crate) fn new(pieces: &[Bytes]) -> Self {
         let bytes = pieces.iter().map(|piece| piece.len() as u64).sum();
-        Self { left: pieces.iter().filter(|piece| !piece.is_empty()).cloned().collect(), bytes }
+        Self { left: pieces.iter().filter(|piece| !piece.is_empty()).cloned().collect(), bytes, sent: None }
+    }
+
+    /// Says so when the last bytes are asked for: HTTP clients ask for a piece once there is room for it.
+    pub(crate) fn telling(pieces: &[Bytes], sent: Sent) -> Self {
+        let mut body = Self::new(pieces);
+        if let Some(last) = body.left.back_mut().filter(|last| last.len() > LAST_BYTES) {
+            let end = last.split_off(last.len() - LAST_BYTES);
+            body.left.push_back(end);
+        }
+        body.sent = Some(sent);
+        body
     }
 }
 
@@ -28,6 +44,11 @@ impl Body for Pieces {
 
     fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let piece = self.left.pop_front();
+        if self.left.is_empty()
+            && let Some(sent) = self.sent.take()
+        {
+            sent.tell();
+        }
         self.bytes -= piece.as_ref().map_or(0, |piece| piece.len() as u64);
         Poll::Ready(piece.map(|piece| Ok(Frame::data(piece))))
     }

@@ -13,7 +13,7 @@ mod tree;
 
 use crate::{
     Attributes, BlobStore, ByteStream, CreateError, Created, Filer, Found, GetOptions, Listed, MultipartUpload,
-    ObjectMeta, StoreError, StoreErrorKind, Stored,
+    ObjectMeta, Sent, StoreError, StoreErrorKind, Stored,
     attempt::{self, Failed},
     content_range::content_range,
     crc32c,
@@ -164,7 +164,10 @@ impl Shared {
 }
 
 /// A body of these pieces; nothing is copied.
-fn payload(pieces: &[Bytes]) -> aws_sdk_s3::primitives::ByteStream {
+fn payload(pieces: &[Bytes], sent: Option<&Sent>) -> aws_sdk_s3::primitives::ByteStream {
+    if let Some(sent) = sent {
+        return SdkBody::from_body_1_x(Pieces::telling(pieces, sent.clone())).into();
+    }
     match pieces {
         [one] => SdkBody::from(one.clone()).into(),
         many => SdkBody::from_body_1_x(Pieces::new(many)).into(),
@@ -309,6 +312,7 @@ impl S3Store {
         body: &[Bytes],
         checksum: Crc32c,
         attributes: &Attributes,
+        sent: &Sent,
     ) -> Result<Stored, Failed> {
         let size: usize = body.iter().map(Bytes::len).sum();
         let ask = || UploadAsk {
@@ -331,7 +335,7 @@ impl S3Store {
             .set_server_side_encryption(self.shared.encryption())
             .set_ssekms_key_id(self.shared.kms_key())
             .set_checksum_crc32_c(self.shared.checksum(checksum))
-            .body(payload(body))
+            .body(payload(body, Some(sent)))
             .customize()
             .disable_payload_signing();
         if let Some(permit) = permit {
@@ -562,7 +566,7 @@ impl Filer for S3Store {
             .set_server_side_encryption(self.shared.encryption())
             .set_ssekms_key_id(self.shared.kms_key())
             .set_checksum_crc32_c(self.shared.checksum(checksum))
-            .body(payload(&[bytes]))
+            .body(payload(&[bytes], None))
             .customize()
             .disable_payload_signing()
             .send();
@@ -606,9 +610,20 @@ impl BlobStore for S3Store {
         checksum: Crc32c,
         attributes: &Attributes,
     ) -> Result<Stored, CreateError> {
+        self.put_telling(key, body, checksum, attributes, &Sent::default()).await
+    }
+
+    async fn put_telling(
+        &self,
+        key: &Key,
+        body: Vec<Bytes>,
+        checksum: Crc32c,
+        attributes: &Attributes,
+        sent: &Sent,
+    ) -> Result<Stored, CreateError> {
         self.check_key("put", key).await.map_err(CreateError::DidNotHappen)?;
         // Repeating is safe: the same bytes under the same key.
-        match self.shared.retried(|| self.put_once(key, &body, checksum, attributes)).await {
+        match self.shared.retried(|| self.put_once(key, &body, checksum, attributes, sent)).await {
             Err(failed) if failed.status == Some(412) && self.shared.grants.is_some() => {
                 Ok(self.stored_before(key, &body, failed).await?)
             }

@@ -27,8 +27,8 @@ mod upload;
 mod volume;
 
 use crate::{
-    Attributes, BlobStore, CreateError, Found, GetOptions, Listed, MultipartUpload, ObjectMeta, Runtime, StoreError,
-    StoreErrorKind, Stored, attempt::chain, grant::Grants, trust,
+    Attributes, BlobStore, CreateError, Found, GetOptions, Listed, MultipartUpload, ObjectMeta, Runtime, Sent,
+    StoreError, StoreErrorKind, Stored, attempt::chain, grant::Grants, trust,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -279,17 +279,30 @@ impl BlobStore for SeaweedStore {
         checksum: Crc32c,
         attributes: &Attributes,
     ) -> Result<Stored, CreateError> {
+        self.put_telling(key, body, checksum, attributes, &Sent::default()).await
+    }
+
+    async fn put_telling(
+        &self,
+        key: &Key,
+        body: Vec<Bytes>,
+        checksum: Crc32c,
+        attributes: &Attributes,
+        sent: &Sent,
+    ) -> Result<Stored, CreateError> {
         let size: u64 = body.iter().map(|piece| piece.len() as u64).sum();
         if key.as_str().ends_with(".blocks")
             && let Some(fid) = Fid::of_key(key)
         {
+            sent.tell();
             self.shared.put_beside(fid, key, &body, checksum).await?;
             return Ok(Stored { key: key.clone(), size, etag: Some(format!("{:08x}", checksum.0)) });
         }
         if size > self.shared.config.blob_bytes {
+            sent.tell();
             return upload::put_in_parts(&self.shared, key, &body, checksum, attributes.note.clone()).await;
         }
-        let what = Needle::Object { note: attributes.note.as_deref() };
+        let what = Needle::Object { note: attributes.note.as_deref(), sent };
         let (fid, _) = self.shared.put(key, &body, checksum, what).await?;
         let key = self.shared.key_of(fid).map_err(CreateError::MayHaveHappened)?;
         Ok(Stored { key, size, etag: Some(format!("{:08x}", checksum.0)) })

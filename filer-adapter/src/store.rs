@@ -5,7 +5,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::stream::BoxStream;
 use refstream_types::{ByteRange, Crc32c, Key};
-use std::fmt::Debug;
+use std::{fmt::Debug, sync::Arc};
+use tokio::sync::Notify;
 
 /// Bytes as they arrive.
 pub type ByteStream = BoxStream<'static, Result<Bytes, StoreError>>;
@@ -17,6 +18,21 @@ pub enum Created {
     New,
     /// There was an object already. After a retry inside the adapter or below it, it may be this call's own.
     Exists,
+}
+
+/// Whether the bytes of a body were handed to the network. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Sent(Arc<Notify>);
+
+impl Sent {
+    /// Says that they were.
+    pub fn tell(&self) {
+        self.0.notify_one();
+    }
+    /// Waits until somebody says so; for one caller.
+    pub async fn told(&self) {
+        self.0.notified().await;
+    }
 }
 
 /// A listed object.
@@ -176,6 +192,23 @@ pub trait BlobStore: Debug + Send + Sync + 'static {
         checksum: Crc32c,
         attributes: &Attributes,
     ) -> Result<Stored, CreateError>;
+
+    /// As [`BlobStore::put`], telling when the body is on its way: from then on the caller's processor time is the caller's own. A store
+    /// that cannot tell says so at once. Repeated requests tell once.
+    ///
+    /// # Errors
+    /// As [`BlobStore::put`].
+    async fn put_telling(
+        &self,
+        key: &Key,
+        body: Vec<Bytes>,
+        checksum: Crc32c,
+        attributes: &Attributes,
+        sent: &Sent,
+    ) -> Result<Stored, CreateError> {
+        sent.tell();
+        self.put(key, body, checksum, attributes).await
+    }
 
     /// Starts an upload in parts.
     ///

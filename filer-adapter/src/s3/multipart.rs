@@ -98,7 +98,7 @@ impl MultipartUpload for Multipart {
                 .part_number(number as i32)
                 .content_length(size as i64)
                 .set_checksum_crc32_c(self.shared.checksum(checksum))
-                .body(payload(&body))
+                .body(payload(&body, None))
                 .customize()
                 .disable_payload_signing();
             if let Some(permit) = permit {

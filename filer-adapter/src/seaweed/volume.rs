@@ -2,7 +2,7 @@
 
 use super::{Shared, escaped, fid::Fid, http, jwt, master::Assigned, upload::Manifest};
 use crate::{
-    Attributes, ByteStream, Found, GetOptions, ObjectMeta, StoreError, StoreErrorKind,
+    Attributes, ByteStream, Found, GetOptions, ObjectMeta, Sent, StoreError, StoreErrorKind,
     attempt::{Failed, chain, retried},
     content_range::content_range,
     grant::{UploadAsk, UploadKind},
@@ -30,6 +30,7 @@ const CHUNK_FAILED: &str = "chunk needle error";
 pub(super) enum Needle<'a> {
     Object {
         note: Option<&'a str>,
+        sent: &'a Sent,
     },
     Part {
         upload: &'a str,
@@ -45,7 +46,7 @@ impl<'a> Needle<'a> {
     /// What is kept with it.
     fn note(self) -> Option<&'a str> {
         match self {
-            Self::Object { note } | Self::Manifest { note } => note,
+            Self::Object { note, .. } | Self::Manifest { note } => note,
             Self::Part { .. } => None,
         }
     }
@@ -160,7 +161,11 @@ impl Shared {
                 Some(_) if assigned.granted.is_none() => self.token(assigned.first, true).await?,
                 _ => assigned.token.clone(),
             };
-            let mut request = body_of(self.request(Method::PUT, &assigned.server, &path, token.clone()), body);
+            let request = self.request(Method::PUT, &assigned.server, &path, token.clone());
+            let mut request = match what {
+                Needle::Object { sent, .. } => with_body(request, Pieces::telling(body, sent.clone())),
+                _ => body_of(request, body),
+            };
             if let Some(note) = what.note() {
                 request = request.header(format!("{KEPT}{NOTE}"), note);
             }
@@ -575,5 +580,9 @@ fn meta_of(answer: &Response, size: u64) -> ObjectMeta {
 }
 
 fn body_of(request: RequestBuilder, body: &[Bytes]) -> RequestBuilder {
-    request.header("content-type", BODY_TYPE).body(reqwest::Body::wrap(Pieces::new(body)))
+    with_body(request, Pieces::new(body))
+}
+
+fn with_body(request: RequestBuilder, body: Pieces) -> RequestBuilder {
+    request.header("content-type", BODY_TYPE).body(reqwest::Body::wrap(body))
 }

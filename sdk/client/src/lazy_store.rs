@@ -3,8 +3,8 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 use refstream_filer_adapter::{
-    Attributes, BlobStore, CreateError, Found, GetOptions, Listed, MultipartUpload, ObjectMeta, Runtime, StoreError,
-    Stored,
+    Attributes, BlobStore, CreateError, Found, GetOptions, Listed, MultipartUpload, ObjectMeta, Runtime, Sent,
+    StoreError, Stored,
     grant::Grants,
     s3::{S3Config, S3Store},
 };
@@ -82,6 +82,17 @@ impl BlobStore for LazyS3 {
     ) -> Result<Stored, CreateError> {
         let store = self.opened().await.map_err(CreateError::DidNotHappen)?;
         store.put(key, body, checksum, attributes).await
+    }
+    async fn put_telling(
+        &self,
+        key: &Key,
+        body: Vec<Bytes>,
+        checksum: Crc32c,
+        attributes: &Attributes,
+        sent: &Sent,
+    ) -> Result<Stored, CreateError> {
+        let store = self.opened().await.map_err(CreateError::DidNotHappen)?;
+        store.put_telling(key, body, checksum, attributes, sent).await
     }
     async fn start_multipart(
         &self,

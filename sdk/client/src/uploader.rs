@@ -2,7 +2,8 @@
 //!
 //! A payload's bytes are read once. From them come its BLAKE3, its compressed form where a sample shows that it pays, and the sums of what
 //! will be stored (CRC32C of each MiB, from which the sums of parts and of the whole follow). The BLAKE3 of a payload that is stored as given,
-//! in one PUT, is computed while its bytes are on their way: only the receipt needs it. What happens next depends on the stored size:
+//! in one PUT, is computed once they are with the network, while the store makes them durable: only the receipt needs it, and until then sending
+//! needs the processor more. What happens next depends on the stored size:
 //!
 //! * **Small** (below `pack_below`): the bytes join the pack that is open. A pack is one object with a footer that lists its blobs. It is
 //!   stored when it is full or its first blob has lingered; then all uploads that wait for it have their receipts. An empty payload is an
@@ -39,7 +40,7 @@ use bandwidth::Bandwidth;
 use bytes::Bytes;
 use large::Content;
 use pack::Packer;
-use refstream_filer_adapter::{Attributes, BlobStore, Runtime};
+use refstream_filer_adapter::{Attributes, BlobStore, Runtime, Sent};
 use refstream_format::blocks::BLOCK_BYTES;
 use refstream_types::{Crc32c, Key, Layout, Reference, StoreName, TopicFolder};
 use std::{
@@ -395,16 +396,20 @@ impl Uploader {
             ForObject::AsGiven(given) => given,
         };
         let (key, there) = self.begin_whole(given.size, given.checksum, notes.as_deref()).await?;
-        let content = given.content.clone();
-        let hash = blocking(move || Ok::<_, UploadError>(encode::hash(&content)));
-        let hash = async { hash.await? };
+        let (content, sent) = (given.content.clone(), Sent::default());
+        let hash = async {
+            sent.told().await;
+            blocking(move || encode::hash(&content)).await
+        };
         let attributes = Attributes { content_type: content_type.clone(), ..Attributes::default() };
         let blob = (given.size, given.checksum, &given.blocks[..]);
         let object = async {
-            match there {
+            let stored = match there {
                 true => self.completed_whole(&key, given.size, &given.blocks).await.map(|()| key.clone()),
-                false => store::put_blob(inner, &key, given.content.clone(), blob, &attributes).await,
-            }
+                false => store::put_blob(inner, &key, given.content.clone(), blob, &attributes, &sent).await,
+            };
+            sent.tell();
+            stored
         };
         let (hash, key) = futures::try_join!(hash, object)?;
         drop(room);
@@ -434,7 +439,7 @@ impl Uploader {
         let blob = (prepared.size, prepared.checksum, &prepared.blocks[..]);
         let key = match there {
             true => self.completed_whole(&key, prepared.size, &prepared.blocks).await.map(|()| key)?,
-            false => store::put_blob(inner, &key, prepared.stored.clone(), blob, &attributes).await?,
+            false => store::put_blob(inner, &key, prepared.stored.clone(), blob, &attributes, &Sent::default()).await?,
         };
         drop(room);
         Ok(Receipt { reference: prepared.reference(&inner.name, &key, None, content_type) })

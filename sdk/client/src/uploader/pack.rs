@@ -3,7 +3,7 @@
 use super::{FileTag, Inner, NotedPack, store};
 use crate::{Interrupted, UploadError};
 use bytes::Bytes;
-use refstream_filer_adapter::Attributes;
+use refstream_filer_adapter::{Attributes, Sent};
 use refstream_format::pack::{MAX_PACK_BLOBS, PackEntry, PackFooter};
 use refstream_types::Key;
 use std::{
@@ -189,7 +189,7 @@ fn close(inner: &Arc<Inner>, pack: OpenPack) {
             }
             _ => Ok(()),
         };
-        let put = async || store::put(&inner, &state.key, body, checksum, &attributes).await;
+        let put = async || store::put(&inner, &state.key, body, checksum, &attributes, &Sent::default()).await;
         let outcome = async {
             if inner.store.names_objects() {
                 let key = put().await?;

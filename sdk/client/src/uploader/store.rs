@@ -4,7 +4,7 @@ use super::Inner;
 use crate::{NotStored, UploadError, backoff::Backoff};
 use bytes::Bytes;
 use futures::StreamExt as _;
-use refstream_filer_adapter::{Attributes, CreateError, GetOptions, MAX_NOTE_BYTES, StoreError, StoreErrorKind};
+use refstream_filer_adapter::{Attributes, CreateError, GetOptions, MAX_NOTE_BYTES, Sent, StoreError, StoreErrorKind};
 use refstream_format::blocks::{BLOCK_BYTES, Blocks};
 use refstream_types::{Crc32c, Key, Layout};
 use std::{future::Future, time::Duration};
@@ -63,11 +63,12 @@ pub(super) async fn put(
     body: Vec<Bytes>,
     checksum: Crc32c,
     attributes: &Attributes,
+    sent: &Sent,
 ) -> Result<Key, UploadError> {
     let size = body.iter().map(|piece| piece.len() as u64).sum();
     let stored = repeat(inner, key, || async {
         let _turn = inner.turn(size).await;
-        inner.store.put(key, body.clone(), checksum, attributes).await
+        inner.store.put_telling(key, body.clone(), checksum, attributes, sent).await
     })
     .await?;
     verify(inner, &stored.key, size, checksum).await?;
@@ -84,9 +85,10 @@ pub(super) async fn put_blob(
     body: Vec<Bytes>,
     (size, checksum, blocks): (u64, Crc32c, &[Crc32c]),
     attributes: &Attributes,
+    sent: &Sent,
 ) -> Result<Key, UploadError> {
     let noted = Attributes { note: note_of(size, blocks), ..attributes.clone() };
-    let object = put(inner, key, body, checksum, &noted);
+    let object = put(inner, key, body, checksum, &noted, sent);
     if noted.note.is_some() {
         return object.await;
     }
@@ -155,6 +157,6 @@ pub(super) async fn put_sidecar(inner: &Inner, key: &Key, size: u64, blocks: &[C
     }
     let bytes = Bytes::from(Blocks { size, checksums: blocks.to_vec() }.encode());
     let checksum = refstream_format::crc32c(&bytes);
-    put(inner, &Layout::blocks(key), vec![bytes], checksum, &Attributes::default()).await?;
+    put(inner, &Layout::blocks(key), vec![bytes], checksum, &Attributes::default(), &Sent::default()).await?;
     Ok(())
 }
