@@ -61,3 +61,38 @@ impl Body for Pieces {
         SizeHint::with_exact(self.bytes)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::FutureExt as _;
+
+    fn next(body: &mut Pieces) -> Option<Bytes> {
+        let frame = Pin::new(body).poll_frame(&mut Context::from_waker(futures::task::noop_waker_ref()));
+        match frame {
+            Poll::Ready(frame) => frame.map(|frame| frame.unwrap().into_data().unwrap()),
+            Poll::Pending => panic!("pieces are there at once"),
+        }
+    }
+
+    #[test]
+    fn a_body_is_sent_when_its_last_bytes_are_asked_for() {
+        let pieces = [Bytes::from(vec![1; 10]), Bytes::new(), Bytes::from(vec![2; 3 * LAST_BYTES])];
+        let sent = Sent::default();
+        let mut body = Pieces::telling(&pieces, sent.clone());
+        let mut arrived = Vec::new();
+        while !body.is_end_stream() {
+            assert!(sent.told().now_or_never().is_none(), "{} bytes are left", body.size_hint().lower());
+            arrived.extend(next(&mut body).unwrap());
+        }
+        assert!(sent.told().now_or_never().is_some());
+        assert_eq!(arrived, pieces.concat());
+    }
+
+    #[test]
+    fn an_empty_body_is_sent_at_its_end() {
+        let sent = Sent::default();
+        assert_eq!(next(&mut Pieces::telling(&[], sent.clone())), None);
+        assert!(sent.told().now_or_never().is_some());
+    }
+}

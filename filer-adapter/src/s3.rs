@@ -623,7 +623,10 @@ impl BlobStore for S3Store {
     ) -> Result<Stored, CreateError> {
         self.check_key("put", key).await.map_err(CreateError::DidNotHappen)?;
         // Repeating is safe: the same bytes under the same key.
-        match self.shared.retried(|| self.put_once(key, &body, checksum, attributes, sent)).await {
+        let put = self.shared.retried(|| self.put_once(key, &body, checksum, attributes, sent)).await;
+        // An empty body is never asked for.
+        sent.tell();
+        match put {
             Err(failed) if failed.status == Some(412) && self.shared.grants.is_some() => {
                 Ok(self.stored_before(key, &body, failed).await?)
             }

@@ -1,9 +1,11 @@
 //! [`BlobStore`](crate::BlobStore): objects in one request.
 
 use super::{Bench, noise, odd_names, refusable_names};
-use crate::{Attributes, CreateError, Found, GetOptions, Listed, MAX_NOTE_BYTES, StoreError, StoreErrorKind, crc32c};
+use crate::{
+    Attributes, CreateError, Found, GetOptions, Listed, MAX_NOTE_BYTES, Sent, StoreError, StoreErrorKind, crc32c,
+};
 use bytes::{Bytes, BytesMut};
-use futures::TryStreamExt;
+use futures::{FutureExt, TryStreamExt};
 use refstream_types::{ByteRange, Crc32c, Key, Layout};
 
 pub(super) async fn run(bench: &Bench) {
@@ -13,6 +15,7 @@ pub(super) async fn run(bench: &Bench) {
     damaged_bodies_are_refused(bench).await;
     odd_keys_are_different_objects(bench).await;
     big_bodies_stream(bench).await;
+    a_body_is_sent_before_it_is_stored(bench).await;
     a_sidecar_is_found_by_its_blob(bench).await;
     bench.clean().await;
 }
@@ -165,6 +168,17 @@ async fn big_bodies_stream(bench: &Bench) {
     let pieces: Vec<Bytes> = found.body.try_collect().await.unwrap();
     assert!(pieces.len() > 1, "a big body comes in pieces");
     assert_eq!(crc32c(&pieces), crc32c(&[body]));
+}
+
+async fn a_body_is_sent_before_it_is_stored(bench: &Bench) {
+    for bytes in [0, 1, 3 << 20] {
+        let (body, sent) = (vec![noise(5, bytes)], Sent::default());
+        let key = bench.key(&format!("sent/{bytes}"));
+        let stored =
+            bench.blobs.put_telling(&key, body.clone(), crc32c(&body), &Attributes::default(), &sent).await.unwrap();
+        assert!(sent.told().now_or_never().is_some(), "{bytes} bytes are stored and were never said to be sent");
+        assert_eq!(got(bench, &stored.key, &GetOptions::default()).await.unwrap(), body[0]);
+    }
 }
 
 async fn a_sidecar_is_found_by_its_blob(bench: &Bench) {
