@@ -128,7 +128,7 @@ impl Default for UploadOptions {
             adaptive: false,
             bandwidth: None,
             verify: false,
-            memory: 96 << 20,
+            memory: 64 << 20,
             compression: Some(1),
         }
     }
