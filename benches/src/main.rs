@@ -42,6 +42,15 @@ struct Arguments {
     /// Be the broker process that is measured
     #[arg(long, hide = true, value_name = "DIR")]
     serve: Option<PathBuf>,
+    /// As that process: payloads go to the SeaweedFS of this master
+    #[arg(long, hide = true, value_name = "HOST:PORT", requires = "serve")]
+    master: Option<String>,
+    /// Be a client that backfills this folder again and again
+    #[arg(long, hide = true, value_name = "DIR", requires = "broker")]
+    flood: Option<PathBuf>,
+    /// As that client: the broker
+    #[arg(long, hide = true, value_name = "URL")]
+    broker: Option<String>,
 }
 
 /// What every measurement is told.
@@ -78,7 +87,10 @@ fn main() -> Outcome<()> {
     let arguments = Arguments::parse();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     if let Some(folder) = &arguments.serve {
-        return runtime.block_on(process::serve(folder));
+        return runtime.block_on(process::serve(folder, arguments.master));
+    }
+    if let (Some(folder), Some(broker)) = (&arguments.flood, &arguments.broker) {
+        return runtime.block_on(figure::flood(broker, folder));
     }
     let plan = Plan {
         quick: arguments.quick,

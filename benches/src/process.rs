@@ -7,12 +7,14 @@
 use crate::{Outcome, Plan, numbers};
 use async_trait::async_trait;
 use refstream::{
-    Client, ClientOptions, StoreCredentials,
+    Client, ClientOptions, StoreAccess, StoreCredentials,
     types::{Layout, StoreName, TopicConfig, TopicName},
 };
 use refstream_filer_adapter::{
     BlobStore, Runtime, TokioRuntime,
     embedded::{EmbeddedKeys, FileStore, FileStoreOptions, S3Server},
+    grant::Grants,
+    s3::{S3Config, S3Granter, S3Store},
 };
 use refstream_format::{
     cluster_log::{SealedSegment, TopicState},
@@ -21,7 +23,9 @@ use refstream_format::{
 use refstream_journal::Metadata;
 use refstream_proto::v1;
 use refstream_segments::CompactError;
-use refstream_server::{Compacted, Compactor, CompactorError, Server, ServerConfig, ServerSettings, StoreDescription};
+use refstream_server::{
+    Access, Compacted, Compactor, CompactorError, Server, ServerConfig, ServerSettings, StoreDescription,
+};
 use serde::Deserialize;
 use std::{collections::BTreeMap, net::SocketAddr, path::Path, process::Stdio, sync::Arc, time::Duration};
 use tempfile::TempDir;
@@ -32,8 +36,12 @@ use tokio::{
 
 const BUCKET: &str = "refstream";
 const STORE: &str = "embedded";
+/// Volume servers of SeaweedFS.
+const VOLUMES: &str = "volumes";
 /// Committed batches that the broker keeps in memory for readers, as `refstream up` does.
 const READ_CACHE_BYTES: usize = 64 << 20;
+/// How long a grant is accepted.
+const GRANT_LIFE: Duration = Duration::from_secs(300);
 const STARTS_WITHIN: Duration = Duration::from_secs(60);
 
 /// Where a process can be reached.
@@ -64,17 +72,30 @@ pub(crate) struct Process {
 impl Process {
     /// Starts it and waits until it serves.
     pub(crate) async fn start(plan: &Plan) -> Outcome<Self> {
+        Self::start_with(plan, None).await
+    }
+
+    /// The same, with new payloads on the volume servers of the SeaweedFS whose master is at `HOST:PORT`.
+    pub(crate) async fn start_on(plan: &Plan, master: &str) -> Outcome<Self> {
+        Self::start_with(plan, Some(master)).await
+    }
+
+    async fn start_with(plan: &Plan, master: Option<&str>) -> Outcome<Self> {
         let folder = plan.temporary()?;
         let mut command = match &plan.refstream {
             None => {
                 let mut command = Command::new(std::env::current_exe()?);
                 command.arg("--serve").arg(folder.path());
+                command.args(master.iter().flat_map(|master| ["--master", master]));
                 command
             }
             Some(binary) => {
                 let mut command = Command::new(binary);
                 command.args(["--output", "json", "up", "--data"]).arg(folder.path().join("data"));
                 command.args(["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--s3", "127.0.0.1:0"]);
+                if let Some(master) = master {
+                    command.args(["--store", &format!("seaweedfs://{master}")]);
+                }
                 command
             }
         };
@@ -99,6 +120,13 @@ impl Process {
     /// CPU seconds it has used.
     pub(crate) fn cpu_seconds(&self) -> f64 {
         self.child.id().map_or(0.0, numbers::cpu_seconds)
+    }
+
+    /// A client without credentials of the store.
+    pub(crate) async fn client_by_grants(&self) -> Outcome<Client> {
+        let mut options = ClientOptions::new(self.grpc());
+        options.store_access = StoreAccess::Grants;
+        Ok(Client::connect_with(options).await?)
     }
 
     pub(crate) async fn client(&self) -> Outcome<Client> {
@@ -150,8 +178,20 @@ impl Compactor for InProcess {
     }
 }
 
-/// Is the measured process: serves from `folder` until it is killed.
-pub(crate) async fn serve(folder: &Path) -> Outcome<()> {
+/// A SeaweedFS, as clients are told of it.
+fn volumes(master: String) -> Outcome<StoreDescription> {
+    let kind = v1::SeaweedStore { masters: vec![master], fsync: true, ..v1::SeaweedStore::default() };
+    let description = v1::Store {
+        name: VOLUMES.into(),
+        kind: Some(v1::store::Kind::Seaweed(kind)),
+        uri_prefix: format!("seaweedfs://{VOLUMES}/"),
+        grants: false,
+    };
+    Ok(StoreDescription { name: VOLUMES.parse()?, description })
+}
+
+/// Is the measured process: serves from `folder` until it is killed. With a master of SeaweedFS, new payloads go there.
+pub(crate) async fn serve(folder: &Path, master: Option<String>) -> Outcome<()> {
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
     let runtime: Arc<dyn Runtime> = Arc::new(TokioRuntime::new());
     let store = FileStore::open(folder, BUCKET, FileStoreOptions::default())?;
@@ -162,7 +202,7 @@ pub(crate) async fn serve(folder: &Path) -> Outcome<()> {
     let blobs: Arc<dyn BlobStore> = Arc::clone(&store) as _;
     let stores = BTreeMap::from([(name.clone(), Arc::clone(&blobs))]);
     let metadata = Metadata::new(Arc::clone(&store) as _, layout.clone());
-    let compactor = refstream_segments::Compactor::new(metadata, blobs, stores, Arc::clone(&runtime));
+    let compactor = refstream_segments::Compactor::new(metadata, Arc::clone(&blobs), stores, Arc::clone(&runtime));
     let description = v1::Store {
         name: STORE.into(),
         kind: Some(v1::store::Kind::S3(v1::S3Store {
@@ -173,8 +213,24 @@ pub(crate) async fn serve(folder: &Path) -> Outcome<()> {
             ..v1::S3Store::default()
         })),
         uri_prefix: format!("s3://{BUCKET}/"),
-        grants: false,
+        grants: true,
     };
+    let reached = S3Config {
+        endpoint: Some(s3.endpoint()),
+        bucket: BUCKET.into(),
+        credentials: Some((keys.access_key().into(), keys.secret_key().into())),
+        ..S3Config::default()
+    };
+    let signing = S3Store::open(STORE, reached).await?;
+    let granter: Arc<dyn Grants> = Arc::new(S3Granter::new(signing, GRANT_LIFE, Arc::clone(&runtime)));
+    let access = Access {
+        grants: [(name.clone(), granter)].into(),
+        receipts: [(name.clone(), blobs)].into(),
+        ..Access::default()
+    };
+    // The first one is that of new payloads.
+    let mut described: Vec<_> = master.map(volumes).transpose()?.into_iter().collect();
+    described.push(StoreDescription { name: name.clone(), description });
     let server = Server::start(ServerConfig {
         listen: any,
         http: any,
@@ -182,9 +238,9 @@ pub(crate) async fn serve(folder: &Path) -> Outcome<()> {
         core: refstream_core::Settings::default(),
         filer: store,
         layout,
-        stores: vec![StoreDescription { name: name.clone(), description }],
+        stores: described,
         metadata_store: name,
-        access: refstream_server::Access::default(),
+        access,
         read_cache_bytes: READ_CACHE_BYTES,
         compactor: Some(Arc::new(InProcess(compactor))),
         runtime,

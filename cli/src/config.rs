@@ -19,6 +19,21 @@ const SHORTEST_DEATH_AFTER: Duration = Duration::from_millis(100);
 /// A writer proves at least this often that it is not fenced, with a slot.
 const SHORTEST_FENCE_CHECK: Duration = Duration::from_secs(1);
 
+/// A fenced writer notices it at least this often.
+const LONGEST_FENCE_CHECK: Duration = Duration::from_secs(60);
+/// Nobody would wait longer for a dead broker's segments.
+const LONGEST_DEATH_AFTER: Duration = Duration::from_secs(3_600);
+/// Every append waits for it.
+const LONGEST_LINGER: Duration = Duration::from_secs(10);
+/// Days that producers are remembered, at least: a producer that retries for longer than the expiry could be appended twice.
+const PRODUCER_EXPIRY_DAYS: std::ops::RangeInclusive<u64> = 7..=3_650;
+/// Bytes of batches that may wait.
+const PENDING_BYTES: std::ops::RangeInclusive<usize> = 8 << 20..=16 << 30;
+/// Bytes of batches that are kept for readers.
+const MOST_READ_CACHE_BYTES: usize = 256 << 30;
+/// How long clients try to reach a broker.
+const TIMEOUTS: std::ops::RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(7 * 86_400);
+
 /// A grant must reach the client and be used.
 const SHORTEST_GRANT: Duration = Duration::from_secs(1);
 /// Who has a grant keeps it, whatever happens to his token.
@@ -58,6 +73,8 @@ pub(crate) struct Settings {
     pub(crate) endpoint: String,
     /// How long clients try to reach it.
     pub(crate) timeout: Period,
+    /// Certificates (PEM) of authorities that clients trust beside the system's, for a broker with TLS.
+    pub(crate) ca_file: Option<PathBuf>,
     /// How clients reach stores: auto, own, grants.
     pub(crate) store_access: StoreAccess,
     /// The broker of `up` and `broker`.
@@ -86,13 +103,15 @@ pub(crate) struct GrantSettings {
     pub(crate) enabled: bool,
     /// How long a grant is accepted: a request must begin in this time.
     pub(crate) life: Period,
+    /// Payloads of clients that upload by grants are looked up before a record that refers to them is taken.
+    pub(crate) check_receipts: bool,
     /// Key prefixes that may be read by grants besides topics' own objects, such as those of objects attached in place.
     pub(crate) read_prefixes: Vec<String>,
 }
 
 impl Default for GrantSettings {
     fn default() -> Self {
-        Self { enabled: true, life: Period(Duration::from_secs(300)), read_prefixes: Vec::new() }
+        Self { enabled: true, life: Period(Duration::from_secs(300)), check_receipts: true, read_prefixes: Vec::new() }
     }
 }
 
@@ -126,6 +145,10 @@ pub(crate) struct BrokerSettings {
     pub(crate) s3: SocketAddr,
     /// The embedded store waits until the disk holds what it acknowledges.
     pub(crate) fsync: bool,
+    /// The broker's certificate (PEM), those that lead to an authority behind it; gRPC is TLS then, and may listen beyond loopback.
+    pub(crate) tls_certificate: Option<PathBuf>,
+    /// The key of the certificate (PEM).
+    pub(crate) tls_key: Option<PathBuf>,
     /// How clients reach gRPC; empty: at `listen`.
     pub(crate) advertise: String,
     /// The store that holds metadata and files (`broker`).
@@ -159,6 +182,7 @@ impl Default for Settings {
         Self {
             endpoint: "http://127.0.0.1:7400".into(),
             timeout: Period(Duration::from_secs(10)),
+            ca_file: None,
             store_access: StoreAccess::default(),
             broker: BrokerSettings::default(),
             auth: AuthSettings::default(),
@@ -177,6 +201,8 @@ impl Default for BrokerSettings {
             http: ([127, 0, 0, 1], 7401).into(),
             s3: ([127, 0, 0, 1], 7402).into(),
             fsync: true,
+            tls_certificate: None,
+            tls_key: None,
             advertise: String::new(),
             metadata_store: None,
             default_store: None,
@@ -218,26 +244,52 @@ impl BrokerSettings {
         if !(1..=refstream_core::MAX_SLOTS_IN_FLIGHT).contains(&u64::from(self.slots_in_flight)) {
             return refuse("slots_in_flight", &format!("use 1 to {}", refstream_core::MAX_SLOTS_IN_FLIGHT));
         }
-        for (name, setting, least) in [
-            ("death_after", self.death_after.map(|set| set.0), SHORTEST_DEATH_AFTER),
-            ("fence_check", Some(self.fence_check.0), SHORTEST_FENCE_CHECK),
+        let set = |period: Option<Period>| period.map(|period| period.0);
+        for (name, setting, least, most, why) in [
+            (
+                "death_after",
+                set(self.death_after),
+                SHORTEST_DEATH_AFTER,
+                LONGEST_DEATH_AFTER,
+                "a shorter one only wears the store out, a longer one leaves a dead broker's topics standing",
+            ),
+            (
+                "fence_check",
+                Some(self.fence_check.0),
+                SHORTEST_FENCE_CHECK,
+                LONGEST_FENCE_CHECK,
+                "a shorter one only wears the store out, with a longer one a fenced writer notices it too late",
+            ),
+            ("linger", set(self.linger), Duration::ZERO, LONGEST_LINGER, "every append waits for it"),
+            (
+                "linger_when_idle",
+                set(self.linger_when_idle),
+                Duration::ZERO,
+                LONGEST_LINGER,
+                "every append waits for it",
+            ),
         ] {
-            if setting.is_some_and(|setting| setting < least) {
-                let least = humantime::format_duration(least);
-                return refuse(name, &format!("use at least {least}: a shorter one only wears the store out"));
+            if setting.is_some_and(|setting| !(least..=most).contains(&setting)) {
+                let [least, most] = [least, most].map(humantime::format_duration);
+                return refuse(name, &format!("use {least} to {most}: {why}"));
             }
         }
         if !(1..=65_536).contains(&self.checkpoint_slots) {
             return refuse("checkpoint_slots", "use 1 to 65536");
         }
-        if self.producer_expiry.0 < Duration::from_secs(7 * 86_400) {
+        let days = self.producer_expiry.0.as_secs_f64() / 86_400.0;
+        if days < *PRODUCER_EXPIRY_DAYS.start() as f64 || days > *PRODUCER_EXPIRY_DAYS.end() as f64 {
             return refuse(
                 "producer_expiry",
-                "use at least 7days: a producer that retries for longer than the expiry could be appended twice",
+                "use 7days to 3650days: a producer that retries for longer than the expiry could be appended twice",
             );
         }
-        if self.pending_bytes < 8 << 20 {
-            return refuse("pending_bytes", "use at least 8388608");
+        if !PENDING_BYTES.contains(&self.pending_bytes) {
+            let (least, most) = PENDING_BYTES.into_inner();
+            return refuse("pending_bytes", &format!("use {least} to {most}"));
+        }
+        if self.read_cache_bytes > MOST_READ_CACHE_BYTES {
+            return refuse("read_cache_bytes", &format!("use 0 to {MOST_READ_CACHE_BYTES}"));
         }
         Ok(())
     }
@@ -303,7 +355,7 @@ pub(crate) fn load(global: &Global, flags: Flags) -> Result<Loaded, Failure> {
     }
     let known = |name: &figment::value::UncasedStr| {
         let name = name.as_str().to_ascii_lowercase();
-        matches!(name.as_str(), "endpoint" | "timeout" | "store_access")
+        matches!(name.as_str(), "endpoint" | "timeout" | "ca_file" | "store_access")
             || ["broker__", "stores__", "auth__", "grants__"].iter().any(|section| name.starts_with(section))
     };
     figment = figment.merge(Env::prefixed("REFSTREAM_").filter(known).split("__"));
@@ -319,6 +371,14 @@ pub(crate) fn load(global: &Global, flags: Flags) -> Result<Loaded, Failure> {
         .extract()
         .map_err(|error| Failure::usage(format!("the configuration is invalid: {}", describe(&error))))?;
     refuse_user_info(&settings)?;
+    if !TIMEOUTS.contains(&settings.timeout.0) {
+        let (least, most) = TIMEOUTS.into_inner();
+        let [least, most] = [least, most].map(humantime::format_duration);
+        return Err(Failure::usage(format!("the setting timeout is refused: use {least} to {most}")));
+    }
+    for (name, store) in &settings.stores {
+        store.validate().map_err(|why| Failure::usage(format!("the setting stores.{name}.{why}")))?;
+    }
     settings.broker.validate()?;
     settings.grants.validate()?;
     Ok(Loaded { settings, figment })
@@ -420,6 +480,7 @@ pub(crate) fn client_options(global: &Global) -> Result<ClientOptions, Failure> 
     let settings = load(global, Vec::new())?.settings;
     let mut options = ClientOptions::new(settings.endpoint);
     options.timeout = settings.timeout.0;
+    options.ca_file = settings.ca_file;
     options.store_access = settings.store_access;
     options.token = token(global).map(Token::new);
     match (std::env::var("REFSTREAM_ACCESS_KEY"), std::env::var("REFSTREAM_SECRET_KEY")) {

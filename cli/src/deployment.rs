@@ -2,7 +2,7 @@
 
 use crate::{
     compactor::InProcess,
-    config::Settings,
+    config::{BrokerSettings, Settings},
     exit::{Exit, Failure},
     output,
     stores::{Embedded, Stores},
@@ -13,8 +13,8 @@ use refstream::{
 };
 use refstream_journal::Metadata;
 use refstream_segments::Compactor;
-use refstream_server::{Access, Server, ServerConfig, ServerSettings, StartError, Tokens};
-use std::{net::SocketAddr, sync::Arc};
+use refstream_server::{Access, Server, ServerConfig, ServerSettings, StartError, TlsIdentity, Tokens};
+use std::{net::SocketAddr, path::Path, sync::Arc};
 
 /// A broker with what it needs behind it.
 #[derive(Debug)]
@@ -35,9 +35,27 @@ pub(crate) fn cannot_listen(address: SocketAddr, flag: &'static str, error: std:
     start_failure(StartError::Listen { address, flag, error })
 }
 
-/// Refuses what is no loopback address; the flag `flag` gave it.
-pub(crate) fn only_loopback(address: SocketAddr, flag: &'static str) -> Result<(), Failure> {
-    if address.ip().is_loopback() { Ok(()) } else { Err(start_failure(StartError::NotLoopback { address, flag })) }
+/// Refuses what is no loopback address for the embedded store.
+pub(crate) fn only_loopback(address: SocketAddr) -> Result<(), Failure> {
+    let missing = "the embedded store has no TLS; use a loopback address such as 127.0.0.1, or a store of its own for clients elsewhere";
+    let refused = StartError::NotLoopback { address, flag: "s3", missing };
+    if address.ip().is_loopback() { Ok(()) } else { Err(start_failure(refused)) }
+}
+
+/// The broker's certificate and key.
+fn identity(settings: &BrokerSettings) -> Result<Option<TlsIdentity>, Failure> {
+    let read = |setting: &str, path: &Path| {
+        std::fs::read(path).map_err(|error| {
+            Failure::usage(format!("the setting broker.{setting} is refused: cannot read {}: {error}", path.display()))
+        })
+    };
+    match (&settings.tls_certificate, &settings.tls_key) {
+        (None, None) => Ok(None),
+        (Some(certificates), Some(key)) => {
+            Ok(Some(TlsIdentity { certificates: read("tls_certificate", certificates)?, key: read("tls_key", key)? }))
+        }
+        _ => Err(Failure::usage("set both broker.tls_certificate and broker.tls_key, or neither")),
+    }
 }
 
 /// Which stores hold metadata and new payloads.
@@ -84,7 +102,13 @@ async fn broker(
     metadata_store: StoreName,
     default: &StoreName,
 ) -> Result<Server, Failure> {
-    let access = Access { tokens, grants: stores.grants.clone(), read_prefixes: settings.grants.read_prefixes.clone() };
+    let access = Access {
+        tokens,
+        grants: stores.grants.clone(),
+        read_prefixes: settings.grants.read_prefixes.clone(),
+        receipts: if settings.grants.check_receipts { stores.blobs.clone() } else { Default::default() },
+        tls: identity(&settings.broker)?,
+    };
     let settings = &settings.broker;
     let layout = Layout::new(&settings.root).map_err(|error| Failure::usage(format!("broker.root: {error}")))?;
     let runtime: Arc<dyn Runtime> = Arc::new(TokioRuntime::new());

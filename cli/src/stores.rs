@@ -109,6 +109,24 @@ pub(crate) struct SeaweedSettings {
 #[serde(deny_unknown_fields)]
 pub(crate) struct EmbeddedSettings {}
 
+/// What an object's part on volume servers may have: they refuse needles over 256 MiB unless they say otherwise, and none has more than 4 GiB.
+const BLOB_BYTES: std::ops::RangeInclusive<u64> = 64 << 10..=4 << 30;
+
+impl StoreSettings {
+    /// Checks the numbers of a store; otherwise the setting and why it is refused.
+    pub(crate) fn validate(&self) -> Result<(), String> {
+        match self {
+            Self::Seaweed(seaweed) if !BLOB_BYTES.contains(&seaweed.blob_bytes) => {
+                let (least, most) = BLOB_BYTES.into_inner();
+                Err(format!(
+                    "blob_bytes is refused: use {least} to {most}, and no more than the volume servers take (256 MiB unless they say otherwise)"
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 fn default_region() -> String {
     "us-east-1".into()
 }
@@ -293,7 +311,7 @@ impl Stores {
         if let Some((other, _)) = &self.embedded {
             return Err(Failure::usage(format!("the stores {other} and {name} are both embedded: there can be one")));
         }
-        crate::deployment::only_loopback(broker.s3, "s3")?;
+        crate::deployment::only_loopback(broker.s3)?;
         let folder = &broker.data;
         std::fs::create_dir_all(folder)
             .map_err(|error| Failure::failed(format!("cannot create the data folder {}: {error}", folder.display())))?;

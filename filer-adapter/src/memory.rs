@@ -348,7 +348,12 @@ impl MemoryStore {
                 .into_iter()
                 .filter(|(key, _)| after.is_none_or(|after| *key > after))
                 .take(limit)
-                .map(|(key, (size, etag))| Listed { key: key.clone(), size, etag: etag.map(str::to_owned) })
+                .map(|(key, (size, etag))| Listed {
+                    key: key.clone(),
+                    size,
+                    etag: etag.map(str::to_owned),
+                    version: None,
+                })
                 .collect()
         };
         self.answer().await;

@@ -9,7 +9,9 @@ mod config;
 mod failure;
 mod grants;
 mod multipart;
+mod names;
 mod tree;
+mod versions;
 
 use crate::{
     Attributes, BlobStore, ByteStream, CreateError, Created, Filer, Found, GetOptions, Listed, MultipartUpload,
@@ -66,6 +68,7 @@ struct Shared {
     name: Arc<str>,
     config: Arc<S3Config>,
     order: Arc<tree::Order>,
+    versioned: versions::Versioned,
     /// Instead of credentials.
     grants: Option<Arc<dyn Grants>>,
 }
@@ -239,7 +242,10 @@ impl S3Store {
             let context = tls::TlsContext::builder().with_trust_store(trusted).build();
             http = http.tls_context(context.map_err(|error| refuse(attempt::chain(&error)))?);
         }
-        let http = http.build_https();
+        let http = match config.endpoint.as_deref().is_some_and(names::is_local_endpoint) {
+            true => http.build_with_resolver(names::Loopback),
+            false => http.build_https(),
+        };
         let timeouts = TimeoutConfig::builder().connect_timeout(config.connect_timeout).build();
         let mut builder = aws_sdk_s3::config::Builder::new()
             .behavior_version(BehaviorVersion::latest())
@@ -281,7 +287,8 @@ impl S3Store {
         let order = Arc::new(tree::Order::default());
         let builder = builder.interceptor(Acquaintance(Arc::clone(&order)));
         let client = Client::from_conf(builder.build());
-        let shared = Shared { client, name: full_name, config: Arc::new(config), order, grants };
+        let versioned = versions::Versioned::default();
+        let shared = Shared { client, name: full_name, config: Arc::new(config), order, versioned, grants };
         Ok(Self { shared, credentials })
     }
 
@@ -532,7 +539,7 @@ impl S3Store {
 /// What a listing tells of an object.
 fn listed(key: Key, object: &Object) -> Listed {
     let size = object.size().and_then(|n| u64::try_from(n).ok()).unwrap_or(0);
-    Listed { key, size, etag: bare_etag(object.e_tag()) }
+    Listed { key, size, etag: bare_etag(object.e_tag()), version: None }
 }
 
 /// `None` for what is not there.
@@ -661,6 +668,9 @@ impl BlobStore for S3Store {
     }
 
     async fn list_blobs(&self, prefix: &str, after: Option<&Key>, limit: usize) -> Result<Vec<Listed>, StoreError> {
+        if self.is_versioned().await {
+            return self.list_newest(prefix, after, limit).await;
+        }
         self.list_all(prefix, after, limit).await
     }
 }

@@ -44,12 +44,14 @@ pub struct Listed {
     pub size: u64,
     /// Its ETag without quotes, the one that `head` answers; `None` where the listing does not tell it.
     pub etag: Option<String>,
+    /// Its version, where the bucket keeps versions and the listing tells it.
+    pub version: Option<String>,
 }
 
 impl Listed {
     /// An object of which no more is told than its size.
     pub fn new(key: Key, size: u64) -> Self {
-        Self { key, size, etag: None }
+        Self { key, size, etag: None, version: None }
     }
 }
 

@@ -47,7 +47,7 @@ pub(crate) async fn measure(plan: &Plan) -> Outcome<Vec<Row>> {
     )])
 }
 
-async fn backfill(
+pub(super) async fn backfill(
     client: &Client,
     topic: &TopicName,
     folder: &Path,
@@ -65,7 +65,7 @@ async fn backfill(
     Ok(rate)
 }
 
-fn write_files(folder: &Path, count: usize) -> Outcome<()> {
+pub(super) fn write_files(folder: &Path, count: usize) -> Outcome<()> {
     for number in 0..count {
         let sub = folder.join(format!("{:03}", number / FILES_A_FOLDER));
         if number.is_multiple_of(FILES_A_FOLDER) {

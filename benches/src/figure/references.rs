@@ -145,6 +145,7 @@ async fn append(
             topic_id,
             ack_mode: v1::AckMode::Durable.into(),
             bulk: false,
+            granted: false,
             batches: vec![v1::PartitionBatch { partition, batch: encoded.with_producer(stamp).bytes().clone() }],
         }
     };

@@ -80,7 +80,7 @@ async fn put_all(http: &reqwest::Client, urls: &[String], payloads: &[Bytes], at
     Ok(stream::iter(puts).buffer_unordered(at_once).try_collect::<()>().await?)
 }
 
-async fn upload_all(uploader: &Uploader, payloads: &[Bytes], at_once: usize) -> Outcome<()> {
+pub(super) async fn upload_all(uploader: &Uploader, payloads: &[Bytes], at_once: usize) -> Outcome<()> {
     let uploads = payloads
         .iter()
         .map(|payload| async move { uploader.upload(Source::Bytes(payload.clone()), None, None).await.map(drop) });
@@ -88,7 +88,7 @@ async fn upload_all(uploader: &Uploader, payloads: &[Bytes], at_once: usize) -> 
 }
 
 /// Seconds of one core for the BLAKE3 and CRC32C of all payloads.
-fn hashing(payloads: &[Bytes]) -> f64 {
+pub(super) fn hashing(payloads: &[Bytes]) -> f64 {
     let own = std::process::id();
     let before = cpu_seconds(own);
     for payload in payloads {

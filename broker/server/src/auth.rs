@@ -48,6 +48,11 @@ impl Tokens {
         hashes.iter().map(read).collect::<Result<_, _>>().map(Self)
     }
 
+    /// Whether there is none: everybody may call.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// A token as it stands in the configuration.
     pub fn hash(token: &str) -> String {
         format!("{HASH_PREFIX}{}", hex::encode(Sha256::digest(token)))
@@ -68,7 +73,7 @@ impl Tokens {
 }
 
 /// The name of the token that a call came with.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Caller(Arc<str>);
 
 impl fmt::Display for Caller {

@@ -3,13 +3,19 @@
 use crate::Tokens;
 use async_trait::async_trait;
 use refstream_core::Settings;
-use refstream_filer_adapter::{Filer, Runtime, grant::Grants, probe::ProbeError};
+use refstream_filer_adapter::{BlobStore, Filer, Runtime, grant::Grants, probe::ProbeError};
 use refstream_format::{
     cluster_log::{SealedSegment, TopicState},
     manifest::Manifest,
 };
 use refstream_types::{Layout, SegmentNumber, StoreName};
-use std::{collections::BTreeMap, fmt::Debug, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fmt::{self, Debug},
+    net::SocketAddr,
+    sync::Arc,
+    time::Duration,
+};
 use thiserror::Error;
 
 /// What a compaction did.
@@ -107,6 +113,25 @@ pub struct Access {
     pub grants: BTreeMap<StoreName, Arc<dyn Grants>>,
     /// Key prefixes that grants to read are given for besides topics' own objects.
     pub read_prefixes: Vec<String>,
+    /// The stores in which references of clients that upload by grants are looked up before they are taken; empty: none are looked up.
+    pub receipts: BTreeMap<StoreName, Arc<dyn BlobStore>>,
+    /// gRPC is TLS with this identity; `None`: it is plain, and listens on loopback only.
+    pub tls: Option<TlsIdentity>,
+}
+
+/// A server's certificate, with those that lead to an authority, and its key; both PEM.
+#[derive(Clone)]
+pub struct TlsIdentity {
+    /// The chain of certificates, the server's own first.
+    pub certificates: Vec<u8>,
+    /// The key of the first certificate.
+    pub key: Vec<u8>,
+}
+
+impl fmt::Debug for TlsIdentity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TlsIdentity")
+    }
 }
 
 /// How to run a broker.
@@ -153,16 +178,35 @@ pub enum StartError {
         /// What the system said.
         error: std::io::Error,
     },
-    /// The address can be reached from other machines, which needs TLS and a token; there is no TLS yet.
+    /// The address can be reached from other machines, which needs TLS and a token.
     #[error(
-        "refusing to listen on {address}: it is not a loopback address, and listening beyond loopback requires TLS and a token, \
-         and this version has no TLS; use a loopback address such as 127.0.0.1 with --{flag}"
+        "refusing to listen on {address}, which --{flag} gave: it is no loopback address, and listening beyond loopback requires TLS and a \
+         token: {missing}"
     )]
     NotLoopback {
         /// The address.
         address: SocketAddr,
         /// The flag that changes it.
         flag: &'static str,
+        /// What is missing, and what to do.
+        missing: &'static str,
+    },
+    /// Clients could not tell where to reach it.
+    #[error(
+        "listening on {address} means all interfaces, and clients must be told one address: set broker.advertise to https://HOST:PORT, with a host \
+         that the certificate names"
+    )]
+    NothingToAdvertise {
+        /// The address.
+        address: SocketAddr,
+    },
+    /// The certificate or its key cannot be used.
+    #[error(
+        "the TLS certificate or its key cannot be used (PEM is needed, the key that of the first certificate): {why}"
+    )]
+    Tls {
+        /// What is wrong.
+        why: String,
     },
     /// The store is unfit.
     #[error(transparent)]

@@ -14,6 +14,7 @@ mod interface;
 mod metrics;
 mod node;
 mod reader;
+mod receipts;
 mod rpc;
 mod server;
 #[cfg(test)]
@@ -22,5 +23,6 @@ mod tests;
 pub use auth::{InvalidTokenHash, Tokens};
 pub use interface::{
     Access, Compacted, Compactor, CompactorError, ServerConfig, ServerSettings, StartError, StoreDescription,
+    TlsIdentity,
 };
 pub use server::Server;

@@ -2,6 +2,7 @@
 
 use crate::{
     StoreDescription, compaction::Compaction, core_task::CoreHandle, errors, metrics::Metrics, reader::Reader,
+    receipts::Receipts,
 };
 use refstream_core::{Phase, Reply, TopicOperation};
 use refstream_filer_adapter::{Runtime, grant::Grants};
@@ -27,6 +28,8 @@ pub(crate) struct Node {
     pub(crate) grants: BTreeMap<StoreName, Arc<dyn Grants>>,
     /// What clients may be granted to read besides topics' objects.
     pub(crate) read_prefixes: Vec<String>,
+    /// Whether what granted uploads are referred to by is there.
+    pub(crate) receipts: Receipts,
     pub(crate) layout: Layout,
     pub(crate) runtime: Arc<dyn Runtime>,
     pub(crate) stuck_after: std::time::Duration,

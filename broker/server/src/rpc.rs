@@ -93,7 +93,8 @@ impl Records for Services {
 
     type AppendStream = BoxStream<'static, Result<v1::AppendResponse, Status>>;
     async fn append(&self, request: Request<Streaming<v1::AppendRequest>>) -> Answer<Self::AppendStream> {
-        answer(append::call(&self.0, request.into_inner()))
+        let caller = request.extensions().get::<Caller>().cloned();
+        answer(append::call(&self.0, request.into_inner(), caller))
     }
 
     type TailStream = BoxStream<'static, Result<v1::TailResponse, Status>>;
@@ -122,6 +123,7 @@ impl Segments for Services {
 impl Grants for Services {
     async fn grant_uploads(&self, request: Request<v1::GrantUploadsRequest>) -> Answer<v1::GrantUploadsResponse> {
         note_grants("grants to store", &request.get_ref().store, request.get_ref().asks.len(), &request);
+        self.0.receipts.note_granted(request.extensions().get());
         answer(grants::uploads::call(&self.0, request.into_inner()).await)
     }
     async fn grant_reads(&self, request: Request<v1::GrantReadsRequest>) -> Answer<v1::GrantReadsResponse> {
@@ -129,6 +131,7 @@ impl Grants for Services {
         answer(grants::reads::call(&self.0, request.into_inner()).await)
     }
     async fn start_upload(&self, request: Request<v1::StartUploadRequest>) -> Answer<v1::StartUploadResponse> {
+        self.0.receipts.note_granted(request.extensions().get());
         answer(grants::parts::start(&self.0, request.into_inner()).await)
     }
     async fn list_parts(&self, request: Request<v1::ListPartsRequest>) -> Answer<v1::ListPartsResponse> {

@@ -8,7 +8,7 @@
 //! answered, and creates under way may still land in the store.
 
 use crate::{
-    Access, ServerConfig, StartError,
+    Access, ServerConfig, StartError, TlsIdentity,
     auth::Door,
     compaction::Compaction,
     connection::Connection,
@@ -17,6 +17,7 @@ use crate::{
     metrics::Metrics,
     node::{Node, SOFTWARE},
     reader::Reader,
+    receipts::Receipts,
     rpc::{MAX_CALL_BYTES, Services},
 };
 use futures::stream;
@@ -54,6 +55,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Server {
     grpc_address: SocketAddr,
+    scheme: &'static str,
     http_address: SocketAddr,
     core: CoreHandle,
     runtime: Arc<dyn Runtime>,
@@ -81,13 +83,55 @@ impl Drop for Task {
 }
 
 async fn bind(address: SocketAddr, flag: &'static str) -> Result<(TcpListener, SocketAddr), StartError> {
-    if !address.ip().is_loopback() {
-        return Err(StartError::NotLoopback { address, flag });
-    }
     let failed = |error| StartError::Listen { address, flag, error };
     let listener = TcpListener::bind(address).await.map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
     Ok((listener, address))
+}
+
+/// Other machines are let in by TLS and a token only; and only to gRPC.
+fn check_addresses(config: &ServerConfig) -> Result<(), StartError> {
+    let refuse = |address, flag, missing| Err(StartError::NotLoopback { address, flag, missing });
+    let (listen, http, access) = (config.listen, config.http, &config.access);
+    if !http.ip().is_loopback() {
+        let missing = "metrics and health are plain HTTP and ask for no token; let them listen on loopback, such as 127.0.0.1:7401, and put a proxy \
+                       that has TLS before them where others must reach them";
+        return refuse(http, "http", missing);
+    }
+    if listen.ip().is_loopback() {
+        return Ok(());
+    }
+    if access.tls.is_none() {
+        return refuse(
+            listen,
+            "listen",
+            "set broker.tls_certificate and broker.tls_key, or use a loopback address such as 127.0.0.1",
+        );
+    }
+    if access.tokens.is_empty() {
+        return refuse(listen, "listen", "make one with refstream token NAME and put its hash under [auth.tokens]");
+    }
+    if listen.ip().is_unspecified() && config.advertise.is_none() {
+        return Err(StartError::NothingToAdvertise { address: listen });
+    }
+    Ok(())
+}
+
+fn grpc_builder(tls: Option<&TlsIdentity>) -> Result<tonic::transport::Server, StartError> {
+    let builder = tonic::transport::Server::builder()
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_frame_size(FRAME)
+        .max_concurrent_streams(CALLS)
+        .http2_keepalive_interval(Some(KEEPALIVE))
+        .http2_keepalive_timeout(Some(KEEPALIVE));
+    let Some(TlsIdentity { certificates, key }) = tls else { return Ok(builder) };
+    let identity = tonic::transport::Identity::from_pem(certificates, key);
+    let config = tonic::transport::ServerTlsConfig::new().identity(identity);
+    builder.tls_config(config).map_err(|error| {
+        let why = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
+        StartError::Tls { why }
+    })
 }
 
 /// Probes the metadata's store, again and again while it is unavailable: a broker that starts before its store waits for it.
@@ -115,11 +159,13 @@ impl Server {
     /// # Errors
     /// When a port cannot be had or the store is unfit.
     pub async fn start(config: ServerConfig) -> Result<Self, StartError> {
+        check_addresses(&config)?;
+        let builder = grpc_builder(config.access.tls.as_ref())?;
         let (grpc_listener, grpc_address) = bind(config.listen, "listen").await?;
         let (http_listener, http_address) = bind(config.http, "http").await?;
         probe(&config).await?;
         let runtime = config.runtime;
-        let Access { tokens, grants, read_prefixes } = config.access;
+        let Access { tokens, grants, read_prefixes, receipts, tls } = config.access;
         let metrics = Arc::new(Metrics::new());
         let metadata = Metadata::new(Arc::clone(&config.filer), config.layout.clone());
         let reader = Arc::new(Reader::new(
@@ -129,7 +175,8 @@ impl Server {
             config.read_cache_bytes,
             config.settings.closed_grace,
         ));
-        let endpoint = config.advertise.unwrap_or_else(|| format!("http://{grpc_address}"));
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let endpoint = config.advertise.unwrap_or_else(|| format!("{scheme}://{grpc_address}"));
         tracing::info!(software = SOFTWARE, %endpoint, http = %http_address, "the broker starts");
         let task = CoreTask {
             settings: config.core,
@@ -162,16 +209,19 @@ impl Server {
             metadata_store: config.metadata_store,
             grants,
             read_prefixes,
+            receipts: Receipts::new(receipts),
             layout: config.layout,
             runtime: Arc::clone(&runtime),
             stuck_after: config.settings.stuck_after,
             closing: closing.clone(),
         });
         let door = Door::new(tokens, Arc::clone(&node.metrics));
-        let grpc = tokio::spawn(serve_grpc(grpc_listener, Services(Arc::clone(&node)), door, refusing.clone()));
+        let grpc =
+            tokio::spawn(serve_grpc(builder, grpc_listener, Services(Arc::clone(&node)), door, refusing.clone()));
         let http = tokio::spawn(serve_http(http_listener, node, over.clone()));
         Ok(Self {
             grpc_address,
+            scheme,
             http_address,
             core,
             runtime,
@@ -189,6 +239,11 @@ impl Server {
     /// Where gRPC listens.
     pub fn grpc_address(&self) -> SocketAddr {
         self.grpc_address
+    }
+
+    /// How URLs of gRPC begin: `https`, or `http` without TLS.
+    pub fn grpc_scheme(&self) -> &'static str {
+        self.scheme
     }
 
     /// Where HTTP listens.
@@ -267,7 +322,13 @@ fn seed(runtime: &dyn Runtime) -> [u8; 32] {
     seed
 }
 
-async fn serve_grpc(listener: TcpListener, services: Services, door: Door, refusing: CancellationToken) {
+async fn serve_grpc(
+    mut builder: tonic::transport::Server,
+    listener: TcpListener,
+    services: Services,
+    door: Door,
+    refusing: CancellationToken,
+) {
     let node = Arc::clone(&services.0);
     let connections = stream::unfold((listener, node), |(listener, node)| async move {
         let connection = Connection::accept(&listener, &node.metrics, &*node.runtime).await;
@@ -277,13 +338,7 @@ async fn serve_grpc(listener: TcpListener, services: Services, door: Door, refus
         .max_decoding_message_size(MAX_CALL_BYTES)
         .max_encoding_message_size(MAX_CALL_BYTES);
     let segments = SegmentsServer::new(services.clone()).max_encoding_message_size(MAX_CALL_BYTES);
-    let served = tonic::transport::Server::builder()
-        .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
-        .max_frame_size(FRAME)
-        .max_concurrent_streams(CALLS)
-        .http2_keepalive_interval(Some(KEEPALIVE))
-        .http2_keepalive_timeout(Some(KEEPALIVE))
+    let served = builder
         .add_service(InterceptedService::new(TopicsServer::new(services.clone()), door.clone()))
         .add_service(InterceptedService::new(records, door.clone()))
         .add_service(InterceptedService::new(segments, door.clone()))

@@ -9,7 +9,10 @@ use crate::{
     exit::{Exit, Failure},
     output::{self, Format},
 };
-use refstream::{BackfillOptions, BackfillSummary, Client, JobOptions, UploadOptions, types::TopicName};
+use refstream::{
+    BackfillOptions, BackfillSummary, Client, JobOptions, MAX_CONCURRENCY, MAX_PACK_BELOW, UploadOptions,
+    types::TopicName,
+};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
@@ -69,8 +72,8 @@ pub(crate) struct Arguments {
     /// Payloads up to this many bytes travel inside their record; at most the topic's inline_max
     #[arg(long, value_name = "BYTES", default_value_t = 0, value_parser = super::put::inline_max())]
     inline_max: u32,
-    /// Payloads below this many bytes share packs; 0: each is an object of its own
-    #[arg(long, value_name = "BYTES")]
+    /// Payloads below this many bytes share packs, at most 1048576; 0: each is an object of its own
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(..=MAX_PACK_BELOW))]
     pack_below: Option<u64>,
     /// Requests to the store at once; auto: as many as bring more bytes
     #[arg(long, value_name = "N|auto", default_value = "8")]
@@ -104,8 +107,8 @@ impl std::str::FromStr for Concurrency {
     fn from_str(text: &str) -> Result<Self, String> {
         match (text, text.parse()) {
             ("auto", _) => Ok(Self::Auto),
-            (_, Ok(requests)) if requests > 0 => Ok(Self::Fixed(requests)),
-            _ => Err("it is neither auto nor a number from 1".into()),
+            (_, Ok(requests)) if (1..=MAX_CONCURRENCY).contains(&requests) => Ok(Self::Fixed(requests)),
+            _ => Err(format!("it is neither auto nor a number from 1 to {MAX_CONCURRENCY}")),
         }
     }
 }
@@ -263,6 +266,9 @@ pub(crate) async fn perform(
 ) -> Result<(), Failure> {
     let dry_run = options.dry_run;
     let job = options.job.clone();
+    if let Some(failures) = failures {
+        telling::check_writable(failures)?;
+    }
     let failures = failures.map(Path::to_owned).or_else(|| {
         let job = job.as_ref()?;
         Some(job.folder.join(format!("{}.failures.jsonl", job.name)))

@@ -33,12 +33,15 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
         () = deployment::asked_to_stop() => return Err(Failure::interrupted()),
     }
     let (grpc, http) = deployment::addresses(&server);
+    let scheme = server.grpc_scheme();
     match global.output {
-        Format::Table => {
-            output::line(&format!("the broker is up: clients (gRPC) http://{grpc}, health and metrics http://{http}"))?
-        }
+        Format::Table => output::line(&format!(
+            "the broker is up: clients (gRPC) {scheme}://{grpc}, health and metrics http://{http}"
+        ))?,
         Format::Json | Format::Jsonl => {
-            output::line(&json!({ "grpc": format!("http://{grpc}"), "http": format!("http://{http}") }).to_string())?;
+            output::line(
+                &json!({ "grpc": format!("{scheme}://{grpc}"), "http": format!("http://{http}") }).to_string(),
+            )?;
         }
     }
     let result = deployment::serve(server).await;

@@ -61,12 +61,13 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
         () = deployment::asked_to_stop() => return Err(Failure::interrupted()),
     }
     let (grpc, http) = deployment::addresses(&running.server);
+    let scheme = running.server.grpc_scheme();
     let data = settings.broker.data.canonicalize().unwrap_or(settings.broker.data);
     let embedded = running.embedded.as_ref();
     match global.output {
         Format::Table => {
             output::line("refstream is up")?;
-            output::line(&format!("  clients (gRPC)    http://{grpc}"))?;
+            output::line(&format!("  clients (gRPC)    {scheme}://{grpc}"))?;
             output::line(&format!("  health, metrics   http://{http}/readyz  http://{http}/metrics"))?;
             if let Some(uri) = store {
                 output::line(&format!("  payloads          {uri}"))?;
@@ -81,7 +82,7 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
             output::line("Stop with Ctrl-C.")?;
         }
         Format::Json | Format::Jsonl => {
-            let mut said = json!({ "grpc": format!("http://{grpc}"), "http": format!("http://{http}") });
+            let mut said = json!({ "grpc": format!("{scheme}://{grpc}"), "http": format!("http://{http}") });
             if let Some(uri) = store {
                 said["store"] = uri.into();
             }

@@ -190,7 +190,7 @@ impl FileStore {
             while listed.len() < limit {
                 let Some(key) = walk.next()? else { break };
                 if let Some((_, properties)) = inner.open(&key)? {
-                    listed.push(Listed { key, size: properties.size, etag: Some(properties.etag) });
+                    listed.push(Listed { key, size: properties.size, etag: Some(properties.etag), version: None });
                 }
             }
             Ok(listed)

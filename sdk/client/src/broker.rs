@@ -11,16 +11,21 @@ use std::{
     collections::HashMap,
     error::Error as _,
     future::Future,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 use tonic::{
     Code, Request, Response, Status,
     metadata::{Ascii, MetadataValue},
     service::{Interceptor, interceptor::InterceptedService},
-    transport::{Channel, Endpoint},
+    transport::{Certificate, Channel, ClientTlsConfig, Endpoint},
 };
 
+/// How endpoints with TLS begin.
+const HTTPS: &str = "https://";
 /// How long one attempt to connect may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A connection is pinged when it was silent for this long while calls are open.
@@ -60,6 +65,9 @@ impl Bearer {
         value.set_sensitive(true);
         Ok(Self(Some(value)))
     }
+    fn has_token(&self) -> bool {
+        self.0.is_some()
+    }
 }
 
 impl Interceptor for Bearer {
@@ -78,6 +86,10 @@ pub(crate) struct Brokers {
     timeout: Duration,
     runtime: Arc<dyn Runtime>,
     bearer: Bearer,
+    /// To trust beside the system's.
+    authorities: Option<Certificate>,
+    /// Payloads are stored by grants.
+    granted: AtomicBool,
     channels: Mutex<HashMap<String, Channel>>,
 }
 
@@ -87,16 +99,34 @@ impl Brokers {
         endpoint: &str,
         timeout: Duration,
         bearer: Bearer,
+        authorities: Option<Vec<u8>>,
         runtime: Arc<dyn Runtime>,
     ) -> Result<Self, InvalidEndpoint> {
         let channels = Mutex::new(HashMap::new());
-        let brokers = Self { endpoint: normalised(endpoint)?, timeout, runtime, bearer, channels };
+        let authorities = authorities.map(Certificate::from_pem);
+        let brokers = Self {
+            endpoint: normalised(endpoint)?,
+            timeout,
+            runtime,
+            bearer,
+            authorities,
+            granted: AtomicBool::new(false),
+            channels,
+        };
         brokers.channel(&brokers.endpoint)?;
         Ok(brokers)
     }
     /// The endpoint that was given.
     pub(crate) fn endpoint(&self) -> &str {
         &self.endpoint
+    }
+    /// Notes that a payload is stored by a grant.
+    pub(crate) fn note_granted(&self) {
+        self.granted.store(true, Ordering::Relaxed);
+    }
+    /// Whether payloads were stored by grants: brokers look up what records refer to then.
+    pub(crate) fn has_granted(&self) -> bool {
+        self.granted.load(Ordering::Relaxed)
     }
     pub(crate) fn timeout(&self) -> Duration {
         self.timeout
@@ -112,8 +142,22 @@ impl Brokers {
         if let Some(channel) = channels.get(endpoint) {
             return Ok(channel.clone());
         }
-        let channel = Endpoint::from_shared(normalised(endpoint)?)
-            .map_err(|error| InvalidEndpoint { endpoint: endpoint.to_owned(), why: text_of(&error) })?
+        let invalid = |why: String| InvalidEndpoint { endpoint: endpoint.to_owned(), why };
+        let address = normalised(endpoint)?;
+        let mut dialled = Endpoint::from_shared(address.clone()).map_err(|error| invalid(text_of(&error)))?;
+        if address.starts_with(HTTPS) {
+            let mut tls = ClientTlsConfig::new().with_enabled_roots();
+            if let Some(authorities) = &self.authorities {
+                tls = tls.ca_certificate(authorities.clone());
+            }
+            dialled = dialled.tls_config(tls).map_err(|error| invalid(text_of(&error)))?;
+        } else if self.bearer.has_token() && !is_loopback(&address) {
+            return Err(invalid(
+                "the token would travel in the clear: use https://, for which the broker needs broker.tls_certificate"
+                    .into(),
+            ));
+        }
+        let channel = dialled
             .connect_timeout(CONNECT_TIMEOUT)
             .tcp_nodelay(true)
             .http2_keep_alive_interval(PING_INTERVAL)
@@ -278,10 +322,9 @@ fn normalised(endpoint: &str) -> Result<String, InvalidEndpoint> {
     }
     let (scheme, rest) = endpoint.trim().split_once("://").unwrap_or(("http", endpoint.trim()));
     match (scheme, rest.trim_end_matches('/')) {
-        ("http", "") => refuse("it names no host"),
-        ("http", rest) => Ok(format!("http://{rest}")),
-        ("https", _) => refuse("TLS is not supported by this build"),
-        (scheme, _) => refuse(&format!("the scheme {scheme:?} is not http")),
+        ("http" | "https", "") => refuse("it names no host"),
+        ("http" | "https", rest) => Ok(format!("{scheme}://{rest}")),
+        (scheme, _) => refuse(&format!("the scheme {scheme:?} is neither http nor https")),
     }
 }
 
@@ -304,11 +347,27 @@ mod tests {
     #[test]
     fn endpoints_are_checked() {
         assert_eq!(normalised("127.0.0.1:7400/").unwrap(), "http://127.0.0.1:7400");
-        for bad in ["", "ftp://x", "https://x:1", "http://"] {
+        assert_eq!(normalised("https://x:1").unwrap(), "https://x:1");
+        for bad in ["", "ftp://x", "https://", "http://"] {
             assert!(normalised(bad).is_err(), "{bad}");
         }
         let error = normalised("http://me:s3cret@host:1").unwrap_err().to_string();
         assert!(error.contains("host:1") && !error.contains("s3cret"), "{error}");
+    }
+
+    #[test]
+    fn a_token_does_not_travel_in_the_clear() {
+        let brokers = |endpoint: &str, token: Option<&str>| {
+            let bearer = Bearer::new(token).unwrap();
+            Brokers::new(endpoint, Duration::from_secs(1), bearer, None, Arc::new(TokioRuntime::new())).map(drop)
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let _inside = runtime.enter();
+        let refused = brokers("http://10.1.2.3:7400", Some("hush")).unwrap_err().to_string();
+        assert!(refused.contains("https://") && !refused.contains("hush"), "{refused}");
+        brokers("http://10.1.2.3:7400", None).unwrap();
+        brokers("http://localhost:7400", Some("hush")).unwrap();
+        brokers("https://10.1.2.3:7400", Some("hush")).unwrap();
     }
 
     #[test]
@@ -337,7 +396,7 @@ mod tests {
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         drop(listener);
         let brokers =
-            Brokers::new(&endpoint, Duration::from_millis(200), Bearer::default(), Arc::new(TokioRuntime::new()));
+            Brokers::new(&endpoint, Duration::from_millis(200), Bearer::default(), None, Arc::new(TokioRuntime::new()));
         let brokers = brokers.unwrap();
         let error = brokers
             .call(Patience::Timeout, |channel| async move {

@@ -2,8 +2,8 @@
 
 use crate::{
     AlterTopic, Backfill, BackfillError, BackfillOptions, CallError, ConnectError, ConsumeError, Consumer,
-    ConsumerOptions, Delivery, FetchError, Payload, ProduceError, Producer, ProducerOptions, Segment, TopicDescription,
-    TopicError, UploadError, UploadOptions, Uploader,
+    ConsumerOptions, Delivery, FetchError, InvalidEndpoint, Payload, ProduceError, Producer, ProducerOptions, Segment,
+    TopicDescription, TopicError, UploadError, UploadOptions, Uploader,
     broker::{Bearer, Brokers, Patience},
     deployment::Deployment,
     records,
@@ -12,7 +12,7 @@ use crate::{
 use refstream_filer_adapter::{BlobStore, Runtime, TokioRuntime};
 use refstream_proto::v1::{self, records_client::RecordsClient};
 use refstream_types::{Offset, PartitionId, Reference, StoreName, Timestamp, TopicConfig, TopicFolder, TopicName};
-use std::{sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 /// How long to look for a broker when nothing is said.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -75,6 +75,8 @@ pub struct ClientOptions {
     pub credentials: Option<StoreCredentials>,
     /// The token that brokers ask for, where they do; never printed.
     pub token: Option<Token>,
+    /// Certificates (PEM) of authorities to trust beside the system's, for brokers with TLS.
+    pub ca_file: Option<PathBuf>,
     /// How stores are reached.
     pub store_access: StoreAccess,
     /// Replaces how stores are opened; for tests and stores that the broker does not describe.
@@ -104,6 +106,7 @@ impl ClientOptions {
             timeout: DEFAULT_TIMEOUT,
             credentials: None,
             token: None,
+            ca_file: None,
             store_access: StoreAccess::default(),
             stores: Vec::new(),
             runtime: Arc::new(TokioRuntime::new()),
@@ -124,9 +127,16 @@ impl Client {
     /// # Errors
     /// When no broker answers there in time, or it is none of ours.
     pub async fn connect_with(options: ClientOptions) -> Result<Self, ConnectError> {
-        let ClientOptions { endpoint, timeout, credentials, token, store_access, stores, runtime } = options;
+        let ClientOptions { endpoint, timeout, credentials, token, ca_file, store_access, stores, runtime } = options;
         let bearer = Bearer::new(token.as_ref().map(|token| token.0.as_str()))?;
-        let brokers = Arc::new(Brokers::new(&endpoint, timeout, bearer, Arc::clone(&runtime))?);
+        let authorities = ca_file.map(|file| {
+            std::fs::read(&file).map_err(|error| InvalidEndpoint {
+                endpoint: endpoint.clone(),
+                why: format!("the certificates to trust cannot be read from {}: {error}", file.display()),
+            })
+        });
+        let brokers =
+            Arc::new(Brokers::new(&endpoint, timeout, bearer, authorities.transpose()?, Arc::clone(&runtime))?);
         let request = v1::DescribeDeploymentRequest { client_software: SOFTWARE.into() };
         let answer = brokers
             .call(Patience::Timeout, |channel| {

@@ -227,7 +227,7 @@ mod tests {
 
     fn deployment(access: StoreAccess, answer: v1::DescribeDeploymentResponse) -> Result<Deployment, InvalidAnswer> {
         let (endpoint, timeout) = ("http://127.0.0.1:1", std::time::Duration::ZERO);
-        let brokers = Arc::new(Brokers::new(endpoint, timeout, Bearer::default(), runtime()).unwrap());
+        let brokers = Arc::new(Brokers::new(endpoint, timeout, Bearer::default(), None, runtime()).unwrap());
         Deployment::new(&brokers, answer, (access, None), Vec::new(), runtime())
     }
 

@@ -274,6 +274,7 @@ fn uploaded(parts: &[Part]) -> Vec<v1::UploadedPart> {
 #[async_trait]
 impl Grants for BrokerGrants {
     async fn upload(&self, ask: &UploadAsk) -> Result<UploadGrant, StoreError> {
+        self.brokers.note_granted();
         self.uploads.ask(ask, |asks| self.grant_uploads(asks)).await
     }
 
@@ -372,7 +373,7 @@ impl Grants for BrokerGrants {
             for object in answer.objects {
                 let key = object.key.parse();
                 let key = key.map_err(|_| self.strange("list", None, "names an object in no way that can be"))?;
-                found.push(Listed { key, size: object.size, etag: object.etag });
+                found.push(Listed { key, size: object.size, etag: object.etag, version: None });
             }
             if last {
                 break;

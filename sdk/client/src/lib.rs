@@ -40,4 +40,4 @@ pub use producer::{Ack, Permit, Producer, ProducerOptions, Ticket};
 pub use refstream_filer_adapter as stores;
 pub use refstream_types as types;
 pub use topics::{AlterTopic, PartitionOffsets, Segment, SegmentState, TopicDescription};
-pub use uploader::{Receipt, Source, UploadOptions, Uploader};
+pub use uploader::{MAX_CONCURRENCY, MAX_PACK_BELOW, Receipt, Source, UploadOptions, Uploader};

@@ -50,7 +50,10 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
 };
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::{
+    io::AsyncRead,
+    sync::{OwnedSemaphorePermit, Semaphore},
+};
 use turns::Turns;
 
 /// Payloads up to this size are encoded where they are; larger ones on a thread that may block.
@@ -63,6 +66,11 @@ const FILES_WHEN_ADAPTIVE: usize = 16;
 const READ_BYTES: usize = 1 << 20;
 /// Objects in a row whose keys share a folder: in a store on a file system each new folder costs a wait for the disk.
 const KEYS_PER_FOLDER: u64 = 64;
+
+/// The most requests to a store at once.
+pub const MAX_CONCURRENCY: usize = 1_024;
+/// The most that [`UploadOptions::pack_below`] can be, in bytes: what is larger is no small payload.
+pub const MAX_PACK_BELOW: u64 = BLOCK_BYTES;
 
 /// Proof that a payload is durable; the only thing from which a record with a reference can be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,7 +111,7 @@ pub struct UploadOptions {
     pub pack_linger: std::time::Duration,
     /// Payloads of at least twice this many bytes are uploaded in parts of at least this size (5 MiB or more).
     pub part_bytes: u64,
-    /// Requests to the store at once, all payloads together.
+    /// Requests to the store at once, all payloads together; 1 to [`MAX_CONCURRENCY`].
     pub concurrency: usize,
     /// Instead of a fixed number, as many requests at once as bring more bytes: 2 to 64.
     pub adaptive: bool,
@@ -228,10 +236,14 @@ impl Uploader {
         let memory = options.memory.clamp(READ_BYTES, u32::MAX as usize);
         let part_bytes = options.part_bytes.max(MIN_PART_BYTES).next_multiple_of(BLOCK_BYTES);
         let options = UploadOptions {
-            pack_below: options.pack_below.min(BLOCK_BYTES),
+            pack_below: options.pack_below.min(MAX_PACK_BELOW),
             pack_bytes: options.pack_bytes.clamp(1, memory as u64 / 2),
             part_bytes: part_bytes.min((memory as u64 / 2).max(MIN_PART_BYTES).next_multiple_of(BLOCK_BYTES)),
-            concurrency: if options.adaptive { FILES_WHEN_ADAPTIVE } else { options.concurrency.max(1) },
+            concurrency: if options.adaptive {
+                FILES_WHEN_ADAPTIVE
+            } else {
+                options.concurrency.clamp(1, MAX_CONCURRENCY)
+            },
             memory,
             ..options
         };
@@ -346,6 +358,11 @@ impl Uploader {
             }
             Source::File(path) => {
                 let file = blocking(move || OpenFile::open(&path)).await??;
+                if file.size() == 0 {
+                    // Files of /proc and the like have bytes and do not tell how many.
+                    let reader = Box::new(file.into_reader());
+                    return self.upload_stream(reader, compression, content_type, name, notes).await;
+                }
                 if inner.is_large(file.size()) {
                     let size = Some(file.size());
                     return large::upload(inner, Content::file(file), size, None, compression, content_type, notes)
@@ -355,19 +372,30 @@ impl Uploader {
                 let content = blocking(move || file.read_whole()).await??;
                 self.store_content(content, room, compression, content_type, name, notes).await
             }
-            Source::Reader(mut reader) => {
-                // The length is not known: there is room for a payload that is not large, and for the start of one that is.
-                let most = (2 * inner.options.part_bytes).min(inner.options.memory as u64);
-                let room = inner.room(most).await;
-                let (pieces, ended) = source::read_up_to(&mut reader, most).await?;
-                if !ended {
-                    let first = Some((pieces, room));
-                    let content = Content::stream(reader);
-                    return large::upload(inner, content, None, first, compression, content_type, notes).await;
-                }
-                self.store_content(pieces, room, compression, content_type, name, notes).await
-            }
+            Source::Reader(reader) => self.upload_stream(reader, compression, content_type, name, notes).await,
         }
+    }
+
+    /// Stores what a stream gives until its end; how long it is is not known.
+    async fn upload_stream(
+        &self,
+        mut reader: Box<dyn AsyncRead + Send + Unpin>,
+        compression: Option<i32>,
+        content_type: Option<String>,
+        name: Option<String>,
+        notes: Option<Arc<dyn UploadNotes>>,
+    ) -> Result<Receipt, UploadError> {
+        let inner = &self.inner;
+        // There is room for a payload that is not large, and for the start of one that is.
+        let most = (2 * inner.options.part_bytes).min(inner.options.memory as u64);
+        let room = inner.room(most).await;
+        let (pieces, ended) = source::read_up_to(&mut reader, most).await?;
+        if !ended {
+            let first = Some((pieces, room));
+            let content = Content::stream(reader);
+            return large::upload(inner, content, None, first, compression, content_type, notes).await;
+        }
+        self.store_content(pieces, room, compression, content_type, name, notes).await
     }
 
     /// Stores a payload that is in memory.

@@ -200,7 +200,10 @@ impl Up {
         let mut line = String::new();
         BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line).expect("a line");
         let said: Value = serde_json::from_str(&line).expect("refstream up prints its endpoints once it serves");
-        let address = |value: &Value| value.as_str().expect("a URL").trim_start_matches("http://").to_owned();
+        let address = |value: &Value| {
+            let (_, address) = value.as_str().and_then(|url| url.split_once("://")).expect("a URL");
+            address.to_owned()
+        };
         self.addresses[0] = address(&said["grpc"]);
         self.addresses[1] = address(&said["http"]);
         // Without an embedded store there is none.

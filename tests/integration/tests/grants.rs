@@ -9,15 +9,18 @@ use refstream_filer_adapter::{
     s3::S3Granter,
     seaweed::{SeaweedConfig, SeaweedGranter, SeaweedStore},
 };
+use refstream_format::batch::BatchBuilder;
 use refstream_integration_tests::{
     Files, Said, Up, binary, lines,
-    seaweed::{ACCESS_KEY, BUCKET, Options, SECRET_KEY, Weed},
+    seaweed::{ACCESS_KEY, BUCKET, Options, SECRET_KEY, Weed, cluster::tls},
 };
 use refstream_proto::{
     error_detail,
-    v1::{self, ErrorCode, grants_client::GrantsClient},
+    v1::{self, ErrorCode, grants_client::GrantsClient, records_client::RecordsClient},
 };
-use refstream_types::{Key, Layout, Timestamp, Token, TopicFolder, TopicId};
+use refstream_types::{
+    ContentEncoding, Key, Layout, Record, Reference, Timestamp, Token, TopicFolder, TopicId, Value as RecordValue,
+};
 use reqwest::Method;
 use serde_json::Value;
 use std::{path::PathBuf, process::Command, sync::Arc, time::Duration};
@@ -204,6 +207,49 @@ fn calls_need_the_right_token() {
     known.run(&["broker", "--config", path.to_str().unwrap()]).fails(2, &["auth.tokens", "ana", "sha256"]);
 }
 
+#[test]
+fn the_whole_path_by_tls_with_an_authority_of_ones_own() {
+    let made = Command::new(binary()).args(["--output", "json", "token", "ana"]).output().unwrap();
+    let made: Value = serde_json::from_slice(&made.stdout).unwrap();
+    let (token, hash) = (made["token"].as_str().unwrap(), made["hash"].as_str().unwrap());
+    let folder = TempDir::new().unwrap();
+    let config = format!(
+        "[stores.disk]\nkind = \"embedded\"\n[broker]\ns3 = \"127.0.0.1:0\"\ndata = {:?}\ntls_certificate = {:?}\ntls_key = {:?}\n\
+         [auth.tokens]\nana = \"{hash}\"\n",
+        folder.path().join("data"),
+        tls("server.pem"),
+        tls("server.key"),
+    );
+    let up = Up::broker(&config, Vec::new());
+    let leaked = |text: String| -> &'static str { Box::leak(text.into_boxed_str()) };
+    let trusted = ("REFSTREAM_CA_FILE", leaked(tls("ca.pem").display().to_string()));
+    let token = ("REFSTREAM_TOKEN", leaked(token.to_owned()));
+    let stranger = |environment: &[(&'static str, &'static str)]| {
+        let stranger = Stranger::of(&up, [&[BY_GRANTS], environment].concat());
+        Stranger { endpoint: stranger.endpoint.replace("http://", "https://"), ..stranger }
+    };
+    the_whole_path(&stranger(&[trusted, token]));
+    stranger(&[trusted]).run(&["topic", "list"]).fails(3, &["asks for a token"]);
+    let doubtful = stranger(&[token]);
+    let said = doubtful.run(&["--timeout", "1s", "topic", "list"]);
+    assert!(said.code != Some(0) && said.stderr.contains("certificate"), "{}", said.stderr);
+    let plain = Stranger::of(&up, vec![BY_GRANTS]);
+    assert_ne!(plain.run(&["--timeout", "1s", "topic", "list"]).code, Some(0));
+    // The same broker may listen everywhere; not without a token, and clients must be told where it is.
+    let path = folder.path().join("everywhere.toml");
+    let everywhere = |config: &str| {
+        std::fs::write(&path, config).unwrap();
+        let arguments =
+            ["broker", "--config", path.to_str().unwrap(), "--listen", "0.0.0.0:0", "--http", "127.0.0.1:0"];
+        plain.run(&arguments)
+    };
+    let elsewhere = config.replace("/data", "/other");
+    everywhere(&elsewhere).fails(1, &["broker.advertise"]);
+    everywhere(elsewhere.split("[auth.tokens]").next().unwrap()).fails(1, &["--listen", "refstream token"]);
+    everywhere(&elsewhere.replace("tls_", "# tls_")).fails(1, &["--listen", "broker.tls_certificate"]);
+    everywhere(&elsewhere.replace("tls_key", "# tls_key")).fails(2, &["broker.tls_key"]);
+}
+
 /// Objects that were attached in place are no payloads of a topic: their prefix has to be let in.
 #[test]
 fn attached_objects_are_read_where_their_prefix_is_let_in() {
@@ -237,6 +283,64 @@ fn attached_objects_are_read_where_their_prefix_is_let_in() {
     let up = Up::broker(&config("[grants]\nenabled = false\n"), weed_credentials());
     let stranger = Stranger::of(&up, vec![BY_GRANTS]);
     stranger.run(&["get", "t", "0", "0"]).fails(1, &["gives none"]);
+}
+
+/// Whoever uploads by grants may refer to what is in the store, and to nothing else.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn records_that_refer_to_nothing_are_refused() {
+    let up = Up::start();
+    up.run(&["topic", "create", "t", "--partitions", "1"]).ok();
+    let content = b"a payload that is there".repeat(10);
+    let file = up.data().join("payload");
+    std::fs::write(&file, &content).unwrap();
+    up.run(&["put", "t", file.to_str().unwrap()]).ok();
+    let good = up.records("t")[0].clone();
+    let uri = good["payload"]["uri"].as_str().unwrap();
+    let size = good["payload"]["size"].as_u64().unwrap();
+    let key = uri.strip_prefix("s3://refstream/").unwrap();
+    let reference = |key: &str, offset: Option<u64>, size: u64| Reference {
+        store: "embedded".parse().unwrap(),
+        key: key.parse().unwrap(),
+        offset,
+        size,
+        checksum: None,
+        content_hash: None,
+        content_size: size,
+        encoding: ContentEncoding::Identity,
+        content_type: None,
+        etag: None,
+        version: None,
+    };
+    let mut client = RecordsClient::connect(format!("http://{}", up.addresses[0])).await.unwrap();
+    let mut append = async |granted: bool, references: Vec<Reference>| {
+        let mut batch = BatchBuilder::new();
+        for reference in references {
+            batch.push(&Record::new(RecordValue::Reference(Box::new(reference)))).unwrap();
+        }
+        let batch = batch.finish(None).unwrap().bytes().clone();
+        let batches = vec![v1::PartitionBatch { partition: 0, batch }];
+        let request = v1::AppendRequest { topic_id: 1, granted, batches, ..v1::AppendRequest::default() };
+        let mut answers = client.append(futures::stream::iter([request])).await.unwrap().into_inner();
+        match answers.message().await.unwrap().unwrap().results.remove(0).result.unwrap() {
+            v1::append_result::Result::Appended(_) => Ok(()),
+            v1::append_result::Result::Error(error) => Err((error.code(), error.message)),
+        }
+    };
+    append(true, vec![reference(key, None, size), reference(key, Some(1), size - 1)]).await.unwrap();
+    let absent = key.replace(&key[key.len() - 8..], "00000000");
+    for (bad, why) in [
+        (reference(&absent, None, size), "is not in the store"),
+        (reference(key, Some(1), size), "which has"),
+        (reference(key, Some(u64::MAX), size), "which has"),
+        (reference(key, None, size - 1), "which has"),
+        (Reference { store: "elsewhere".parse().unwrap(), ..reference(key, None, size) }, "not configured"),
+    ] {
+        let (code, said) = append(true, vec![reference(key, None, size), bad.clone()]).await.unwrap_err();
+        assert!(code == ErrorCode::InvalidArgument && said.contains("record 1") && said.contains(why), "{said}");
+    }
+    assert_eq!(up.committed("t"), Some(3), "what was refused does not appear");
+    // The SDK's own receipts are believed.
+    append(false, vec![reference(&absent, None, size)]).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use refstream_integration_tests::{Files, Up, binary};
+use refstream_integration_tests::{Files, Said, Up, binary};
 use std::{
     os::unix::{ffi::OsStrExt as _, fs::PermissionsExt as _},
     process::Command,
@@ -39,7 +39,29 @@ fn names_and_settings_are_refused_with_a_reason() {
     up.run(&["backfill", "t", "/etc", "--include", "a{"]).fails(2, &["a{"]);
     up.run(&["backfill", "t", "/etc", "--exclude", "["]).fails(2, &["["]);
     up.run(&["--endpoint", "http://", "topic", "list"]).fails(2, &["host"]);
-    up.run(&["--endpoint", "https://127.0.0.1:1", "topic", "list"]).fails(2, &["TLS"]);
+    up.run(&["--endpoint", "ftp://127.0.0.1:1", "topic", "list"]).fails(2, &["URL"]);
+    up.run(&["--endpoint", "http://10.1.2.3:1", "--token", "rst-x", "topic", "list"])
+        .fails(2, &["in the clear", "https://"]);
+    up.run(&["--timeout", "800000years", "topic", "list"]).fails(2, &["timeout", "7days"]);
+    for (flag, value, most) in [("--concurrency", "1025", "1024"), ("--pack-below", "1048577", "1048576")] {
+        up.run(&["backfill", "t", "/etc/hostname", flag, value]).fails(2, &[flag, most]);
+    }
+    for (setting, value, most) in [
+        ("LINGER", "11s", "10s"),
+        ("LINGER_WHEN_IDLE", "1h", "10s"),
+        ("DEATH_AFTER", "2h", "1h"),
+        ("FENCE_CHECK", "61s", "1m"),
+        ("PRODUCER_EXPIRY", "4000days", "3650days"),
+        ("PENDING_BYTES", "99999999999999", "17179869184"),
+        ("READ_CACHE_BYTES", "9999999999999999", "274877906944"),
+    ] {
+        let mut command = up.command(&["config", "show"]);
+        let said = Said::by({
+            command.env(format!("REFSTREAM_BROKER__{setting}"), value);
+            command
+        });
+        said.fails(2, &[&format!("broker.{}", setting.to_lowercase()), most]);
+    }
     up.run(&["up", "--store", "s3://b?endpoint=http://127.0.0.1:9"]).fails(2, &["3 characters"]);
     for command in [["config", "show"], ["topic", "list"]] {
         let said = up.command(&command).env("REFSTREAM_ENDPOINT", "http://me:s3cret@127.0.0.1:9").output().unwrap();
@@ -167,6 +189,51 @@ fn odd_files_are_backfilled_or_named() {
     let (partition, offset) = (empty["partition"].to_string(), empty["offset"].to_string());
     assert!(up.run(&["get", "t", &partition, &offset]).ok().is_empty());
     up.run(&["verify", "t", "--deep"]).ok();
+}
+
+#[test]
+fn what_is_not_what_it_looks_like_is_taken_whole_or_refused() {
+    let up = Up::start();
+    up.run(&["topic", "create", "t", "--partitions", "1"]).ok();
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    // The system says that it is empty.
+    let said = up.run(&["--output", "json", "put", "t", "/proc/version"]).json();
+    let content = std::fs::read("/proc/version").unwrap();
+    assert_eq!(said["size"].as_u64(), Some(content.len() as u64));
+    assert_eq!(up.run(&["get", "t", "0", "0"]).ok(), content);
+    up.run(&["backfill", "t", "/proc/version"]).fails(1, &["refstream put"]);
+    // Failures that could not be written down are no reason to stop halfway.
+    let nowhere = at("absent/failures");
+    up.run(&["backfill", "t", "/etc/hostname", "--failures", &nowhere]).fails(2, &[&nowhere, "--failures"]);
+    // A list without line ends.
+    std::fs::write(at("long"), ["/etc/hostname\0".repeat(10_000), "\n/etc/hostname\n".to_owned()].concat()).unwrap();
+    let said = up.run(&["--output", "json", "backfill", "t", "--from-file", &at("long")]);
+    assert!(
+        said.code == Some(1) && said.stderr.contains("path 1") && said.stderr.contains("--null"),
+        "{}",
+        said.stderr
+    );
+    let summary: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();
+    assert_eq!((&summary["files_done"], &summary["files_failed"]), (&1.into(), &1.into()), "{summary}");
+    // Members of a compressed archive are no ranges of it.
+    let tar = |arguments: &[&str]| assert!(Command::new("tar").args(arguments).status().unwrap().success());
+    tar(&["-czf", &at("a.tar.gz"), "-C", "/etc", "hostname"]);
+    up.run(&["backfill", "t", &at("a.tar.gz"), "--tar"]).fails(1, &["gzip", "decompress"]);
+    // A member of one byte more than a range may have: a hole in a file.
+    let size = (4_u64 << 30) + 1;
+    let mut header = [0; 512];
+    header[..4].copy_from_slice(b"huge");
+    header[124..136].copy_from_slice(format!("{size:011o}\0").as_bytes());
+    header[156] = b'0';
+    header[148..156].fill(b' ');
+    let sum: u64 = header.iter().map(|byte| u64::from(*byte)).sum();
+    header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    std::fs::write(at("huge.tar"), header).unwrap();
+    std::fs::File::options().write(true).open(at("huge.tar")).unwrap().set_len(512 + size + 511 + 1_024).unwrap();
+    let said = up.run(&["backfill", "t", &at("huge.tar"), "--tar", "--dry-run"]);
+    said.fails(1, &["4294967297 bytes", "4 GiB", "tar -xf", "huge"]);
+    assert_eq!(up.committed("t"), Some(2), "nothing but the file of /proc and the listed one");
 }
 
 #[test]

@@ -3,12 +3,14 @@
 //! One task reads the stream: it checks each batch, waits until the stream's bytes in flight permit it, and hands the request to the
 //! core, waiting for room in the core's queue; so requests reach the core in the order of the stream, and a client that is
 //! faster than the store feels it through HTTP/2's windows. Responses are sent as their requests are decided. A batch that is damaged or
-//! too large is refused in its own result; the stream goes on.
+//! too large is refused in its own result; the stream goes on. So is one whose references are checked, see [`crate::receipts`], and name a payload
+//! that is not there.
 //!
 //! When the client ends its side, what is in flight is still answered. When the broker drains or stops, no further request is
 //! read; those that the core took are answered, with "outcome unknown" where it stopped before it knew.
 
 use crate::{
+    auth::Caller,
     errors,
     metrics::{CodeLabel, Counted, Metrics},
     node::Node,
@@ -54,10 +56,11 @@ struct Undecided {
 pub(super) fn call(
     node: &Arc<Node>,
     requests: Streaming<AppendRequest>,
+    caller: Option<Caller>,
 ) -> Result<BoxStream<'static, Result<AppendResponse, Status>>, ErrorDetail> {
     node.state()?;
     let (undecided, decided) = mpsc::channel(STREAM_REQUESTS);
-    tokio::spawn(read(Arc::clone(node), requests, undecided));
+    tokio::spawn(read(Arc::clone(node), requests, caller, undecided));
     let (deciding, closing) = (Arc::clone(node), node.closing.clone());
     let counted = Counted::new(&node.metrics.append_streams);
     let responses = ReceiverStream::new(decided)
@@ -78,7 +81,12 @@ pub(super) fn call(
 }
 
 /// Reads requests until the client's side ends, the client is gone, or the broker stops.
-async fn read(node: Arc<Node>, mut requests: Streaming<AppendRequest>, undecided: mpsc::Sender<Undecided>) {
+async fn read(
+    node: Arc<Node>,
+    mut requests: Streaming<AppendRequest>,
+    caller: Option<Caller>,
+    undecided: mpsc::Sender<Undecided>,
+) {
     let bytes = Arc::new(Semaphore::new(STREAM_BYTES));
     loop {
         let request = tokio::select! {
@@ -97,7 +105,11 @@ async fn read(node: Arc<Node>, mut requests: Streaming<AppendRequest>, undecided
             return;
         };
         let request_id = request.request_id;
-        let (checked, input) = check(request);
+        let granted = node.receipts.applies(request.granted, caller.as_ref());
+        let (mut checked, mut input) = check(request);
+        if granted {
+            input = with_payloads(&node, &mut checked, input).await;
+        }
         let (checked, reply) = match input {
             None => (checked, None),
             Some((topic, batches, ack, bulk)) => {
@@ -163,6 +175,21 @@ fn check(request: AppendRequest) -> (Vec<Checked>, Option<Append>) {
         .collect();
     let append = (!good.is_empty()).then_some((TopicId(request.topic_id), good, ack, request.bulk));
     (checked, append)
+}
+
+/// Refuses the batches whose references name payloads that are not there.
+async fn with_payloads(node: &Node, checked: &mut [Checked], input: Option<Append>) -> Option<Append> {
+    let (topic, batches, ack, bulk) = input?;
+    let mut good = Vec::with_capacity(batches.len());
+    let mut sent = checked.iter_mut().filter(|checked| matches!(checked, Checked::Sent(..)));
+    for (partition, batch) in batches {
+        let mine = sent.next();
+        match (node.receipts.check(partition.0, &batch).await, mine) {
+            (Err(refused), Some(mine)) => *mine = Checked::Refused(refused),
+            _ => good.push((partition, batch)),
+        }
+    }
+    (!good.is_empty()).then_some((topic, good, ack, bulk))
 }
 
 /// Waits for the core's answer and makes the response of it.

@@ -187,7 +187,40 @@ async fn addresses_that_cannot_be_had_are_named_with_their_flag() {
     assert!(matches!(error, StartError::Listen { flag: "listen", .. }), "{error}");
     let error = Server::start(ServerConfig { http: address, ..config(&shelf) }).await.unwrap_err();
     assert!(error.to_string().contains(&address.to_string()) && error.to_string().contains("--http"), "{error}");
+}
+
+fn tls_file(name: &str) -> Vec<u8> {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/integration/tls");
+    std::fs::read(folder.join(name)).unwrap()
+}
+
+#[tokio::test]
+async fn beyond_loopback_it_listens_with_tls_and_a_token_only() {
+    let shelf = Arc::default();
     let everywhere = "0.0.0.0:0".parse().unwrap();
-    let error = Server::start(ServerConfig { listen: everywhere, ..config(&shelf) }).await.unwrap_err();
-    assert!(matches!(error, StartError::NotLoopback { flag: "listen", .. }) && error.to_string().contains("TLS"));
+    let tokens = || crate::Tokens::new(&[("ana".to_owned(), crate::Tokens::hash("t"))].into()).unwrap();
+    let tls = || Some(crate::TlsIdentity { certificates: tls_file("server.pem"), key: tls_file("server.key") });
+    let refused = async |change: &dyn Fn(&mut ServerConfig)| {
+        let mut config = config(&shelf);
+        change(&mut config);
+        Server::start(config).await.unwrap_err().to_string()
+    };
+    let said = refused(&|config| config.listen = everywhere).await;
+    assert!(said.contains("--listen") && said.contains("broker.tls_certificate"), "{said}");
+    let said = refused(&|config| (config.listen, config.access.tls) = (everywhere, tls())).await;
+    assert!(said.contains("refstream token"), "{said}");
+    let open = |config: &mut ServerConfig| {
+        (config.listen, config.access.tls, config.access.tokens) = (everywhere, tls(), tokens());
+    };
+    let said = refused(&open).await;
+    assert!(said.contains("broker.advertise"), "{said}");
+    let said = refused(&|config| config.http = everywhere).await;
+    assert!(said.contains("--http") && said.contains("proxy"), "{said}");
+    let said = refused(&|config| {
+        open(config);
+        config.advertise = Some("https://localhost:1".into());
+        config.access.tls = Some(crate::TlsIdentity { certificates: tls_file("server.pem"), key: b"no key".to_vec() });
+    })
+    .await;
+    assert!(said.contains("certificate or its key"), "{said}");
 }

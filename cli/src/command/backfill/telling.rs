@@ -76,6 +76,17 @@ fn message(progress: &BackfillProgress) -> String {
     message
 }
 
+/// Finds out whether failures can be written down before there are any.
+pub(super) fn check_writable(failures: &Path) -> Result<(), Failure> {
+    let opened = File::options().create(true).append(true).open(failures);
+    opened.map(drop).map_err(|error| {
+        Failure::usage(format!(
+            "cannot write failures to {}: {error}; choose another file with --failures",
+            failures.display()
+        ))
+    })
+}
+
 /// Says what happens: results on stdout, trouble on stderr, failures in a file as well.
 #[derive(Debug)]
 pub(crate) struct Told {

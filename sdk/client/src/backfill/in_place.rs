@@ -3,7 +3,7 @@
 //! A reference pins the etag (or version) that its object had: a later overwrite is detected when it is read. Attached objects belong to the user and
 //! are never deleted.
 //!
-//! The store's own listing tells size and etag of a thousand objects in one request, and the next page is on its way while one is handed on. A list
+//! The store's own listing tells size and etag (of a bucket that keeps versions the version, too) of a thousand objects in one request, and the next page is on its way while one is handed on. A list
 //! may bring size and etag, version or BLAKE3 itself. Only objects of which that is not known are looked at by themselves, many at the same time;
 //! with `--checksum verify` all of them are, and those of which the list tells a checksum are read and compared.
 
@@ -250,7 +250,8 @@ impl Stores {
                     chunks.skipped();
                 } else if chunks.want(&name) {
                     let (uri, size) = (store.uri(&listed.key), Some(listed.size));
-                    group.push((manifest::Row { uri, size, etag: listed.etag, ..manifest::Row::default() }, name));
+                    let (etag, version) = (listed.etag, listed.version);
+                    group.push((manifest::Row { uri, size, etag, version, ..manifest::Row::default() }, name));
                 }
             }
             self.hand_on(group, chunks)?;

@@ -112,15 +112,30 @@ impl Sources {
             },
         };
         let end = if self.null_separated { 0 } else { b'\n' };
+        let mut number = 0_u64;
         loop {
             let mut line = Vec::new();
-            match (&mut reader).take(MAX_PATH).read_until(end, &mut line) {
+            number += 1;
+            match (&mut reader).take(MAX_PATH + 1).read_until(end, &mut line) {
                 Ok(0) => return ControlFlow::Continue(()),
                 Ok(_) => {}
                 Err(error) => return chunks.failed(failed(error)),
             }
             if line.last() == Some(&end) {
                 line.pop();
+            } else if line.len() as u64 > MAX_PATH {
+                // What the rest of it would name is nothing that was listed.
+                if let Err(error) = skip_until(&mut reader, end) {
+                    return chunks.failed(failed(error));
+                }
+                let hint = if self.null_separated {
+                    "is the list one path a line, without --null?"
+                } else {
+                    "did find -print0 make the list? then add --null"
+                };
+                let error = format!("path {number} of the list is longer than {MAX_PATH} bytes: it is no path; {hint}");
+                chunks.failed(FileFailure { path: list.display().to_string(), error })?;
+                continue;
             }
             if !self.null_separated && line.last() == Some(&b'\r') {
                 line.pop();
@@ -137,6 +152,21 @@ impl Sources {
             if chunks.want(&name) {
                 walk::look(path, name, true, chunks)?;
             }
+        }
+    }
+}
+
+/// Reads up to the next `end`, or to the end of all.
+fn skip_until(reader: &mut dyn BufRead, end: u8) -> std::io::Result<()> {
+    loop {
+        let buffer = reader.fill_buf()?;
+        let (bytes, found) = match buffer.iter().position(|byte| *byte == end) {
+            Some(at) => (at + 1, true),
+            None => (buffer.len(), buffer.is_empty()),
+        };
+        reader.consume(bytes);
+        if found {
+            return Ok(());
         }
     }
 }
@@ -173,7 +203,13 @@ fn try_members(archive: &Path, upload: &Upload, chunks: &mut Chunks<'_>) -> Resu
             continue;
         }
         if member.size > MAX_MEMBER {
-            let error = format!("it has {} bytes; members of archives may have {MAX_MEMBER}", member.size);
+            let error = format!(
+                "it has {} bytes, and members of archives that are uploaded whole may have {MAX_MEMBER} (4 GiB), since a range is verified as a whole; \
+                 unpack this member and backfill it as a file: tar -xf {} -C FOLDER -- {}",
+                member.size,
+                archive.display(),
+                name
+            );
             if let flow @ ControlFlow::Break(_) = chunks.failed(FileFailure { path: name, error }) {
                 return Ok(flow);
             }

@@ -44,6 +44,27 @@ fn invalid(at: u64, why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("it is no tar archive, or damaged: at byte {at}: {why}"))
 }
 
+/// How compressed files begin, what they are called, and what unpacks them.
+const COMPRESSED: &[(&[u8], &str, &str)] = &[
+    (&[0x1f, 0x8b], "gzip", "gzip -d"),
+    (&[0x28, 0xb5, 0x2f, 0xfd], "zstd", "zstd -d"),
+    (&[0xfd, b'7', b'z', b'X', b'Z', 0], "xz", "xz -d"),
+    (b"BZh", "bzip2", "bzip2 -d"),
+    (&[0x04, 0x22, 0x4d, 0x18], "lz4", "lz4 -d"),
+    (b"LZIP", "lzip", "lzip -d"),
+    (b"PK\x03\x04", "a zip archive", "unzip"),
+];
+
+/// What a file that is compressed is, by its first bytes, and what to do about it.
+fn compressed(start: &[u8]) -> Option<io::Error> {
+    let (_, kind, command) = COMPRESSED.iter().find(|(magic, ..)| start.starts_with(magic))?;
+    let why = format!(
+        "it is compressed ({kind}), and members of a compressed archive are no ranges of it: decompress it first ({command}) and backfill the \
+         plain archive, or unpack it and backfill the folder"
+    );
+    Some(io::Error::new(io::ErrorKind::InvalidData, why))
+}
+
 impl<R: Read> Reader<R> {
     pub(super) fn new(source: R) -> Self {
         Self { source, at: 0, next: 0 }
@@ -76,6 +97,11 @@ impl<R: Read> Reader<R> {
         if block.is_empty() {
             // Some writers leave the two empty blocks at the end out.
             return Ok(None);
+        }
+        if self.at == 0
+            && let Some(error) = compressed(&block)
+        {
+            return Err(error);
         }
         let Ok(block) = <[u8; BLOCK]>::try_from(block) else {
             return Err(invalid(self.at, "it ends within a header: it was cut, or is no tar archive"));
@@ -277,6 +303,20 @@ pub(super) mod tests {
             assert!(entries(cut).unwrap_err().to_string().contains("ends within a header"), "{what}");
         }
         assert!(entries(&[]).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_compressed_archive_says_what_to_do() {
+        let plain = archive(&[("a", &[1; 1_000])]);
+        let zstd = zstd::encode_all(&plain[..], 1).unwrap();
+        for (packed, kind, command) in [
+            (&zstd[..], "zstd", "zstd -d"),
+            (&[0x1f, 0x8b, 8, 0, 0], "gzip", "gzip -d"),
+            (b"PK\x03\x04rest", "zip", "unzip"),
+        ] {
+            let said = entries(packed).unwrap_err().to_string();
+            assert!(said.contains(kind) && said.contains(command) && !said.contains("damaged"), "{said}");
+        }
     }
 
     #[test]

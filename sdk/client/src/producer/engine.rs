@@ -328,6 +328,7 @@ impl Engine {
             self.counter += 1;
             let options = &self.shared.options;
             let mut request = append_request(self.counter, self.shared.topic_id, options.ack, options.bulk);
+            request.granted = self.brokers.has_granted();
             let mut attempts = Vec::new();
             let mut partitions = BTreeSet::new();
             let mut bytes = 0;
@@ -545,7 +546,7 @@ pub(super) fn append_request(request_id: u64, topic_id: TopicId, ack: AckMode, b
         AckMode::Durable => v1::AckMode::Durable.into(),
         AckMode::Replicated => v1::AckMode::Replicated.into(),
     };
-    AppendRequest { request_id, topic_id: topic_id.0, ack_mode, bulk, batches: Vec::new() }
+    AppendRequest { request_id, topic_id: topic_id.0, ack_mode, bulk, batches: Vec::new(), granted: false }
 }
 
 /// A request holds at most one batch of a partition: first the first batch of each partition, then the second, and so on.

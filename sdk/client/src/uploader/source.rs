@@ -91,6 +91,10 @@ impl OpenFile {
     pub(crate) fn modified(&self) -> Option<SystemTime> {
         self.stamp.modified
     }
+    /// Its bytes as a stream, from where reading stands.
+    pub(crate) fn into_reader(self) -> tokio::fs::File {
+        tokio::fs::File::from_std(self.file)
+    }
     fn unreadable(&self, error: &std::io::Error) -> UploadError {
         SourceUnreadable { path: Some(self.path.clone()), why: error.to_string() }.into()
     }
@@ -154,7 +158,10 @@ impl OpenFile {
     fn check_unchanged(&self) -> Result<(), UploadError> {
         let metadata = self.file.metadata().map_err(|error| self.unreadable(&error))?;
         let (before, now) = (self.stamp, Stamp::of(&metadata));
-        let what = if now.size != before.size {
+        let what = if (before.size, now.size) == (0, 0) && self.read > 0 {
+            "the system says that it is empty, but it has bytes, as files of /proc have: store it with refstream put"
+                .to_owned()
+        } else if now.size != before.size {
             format!("it had {} bytes, now it has {}", before.size, now.size)
         } else if self.read != before.size {
             format!("it has {} bytes, but {} were read", before.size, self.read)

@@ -9,7 +9,8 @@
 //! | `meta` | name | JSON: `spec`, `totals`, `ended` |
 //!
 //! A commit is durable (`fsync`) before anybody who waits for it is told. redb never overwrites what the last commit needs, so a crash at any moment
-//! leaves the file as of the last commit.
+//! leaves the file as of the last commit. Every page has a checksum; all are compared when the file is opened, and a file that was damaged is refused: a
+//! row that is not what it was could make a second record of its file.
 
 use super::row::{KINDS, Kind, Row, State, part_from_bytes, part_to_bytes};
 use crate::{
@@ -133,6 +134,14 @@ pub(super) enum Change {
     Nothing,
 }
 
+fn row_of(bytes: &[u8]) -> Result<Row, redb::Error> {
+    Row::from_bytes(bytes).ok_or_else(|| unreadable("a file's row"))
+}
+
+fn batch_of(number: u64, bytes: &[u8]) -> Result<Batch, redb::Error> {
+    Batch::from_bytes(number, bytes).ok_or_else(|| unreadable("a batch"))
+}
+
 type Reply = oneshot::Sender<Result<(), JobState>>;
 
 /// An open database. Dropping or closing it waits until all changes are written.
@@ -159,9 +168,30 @@ fn trouble(path: &Path, why: impl std::fmt::Display) -> JobState {
     JobState { path: path.to_owned(), why: format!("cannot be read or written: {why}") }
 }
 
+fn damaged(path: &Path, why: impl std::fmt::Display) -> JobState {
+    let why = format!(
+        "is damaged ({why}): the disk or somebody else changed it, and it is not used, since files could get a second record; restore it from \
+         a copy, or begin anew under another name with --job NAME, which makes records of all files again"
+    );
+    JobState { path: path.to_owned(), why }
+}
+
+/// What the database says is wrong.
+fn refused(path: &Path, error: &redb::Error) -> JobState {
+    match error {
+        redb::Error::Corrupted(why) => damaged(path, why),
+        other => trouble(path, other),
+    }
+}
+
+/// Something that is there and cannot be read.
+fn unreadable(what: &str) -> redb::Error {
+    redb::Error::Corrupted(format!("{what} has no meaning"))
+}
+
 fn builder() -> redb::Builder {
     let mut builder = Database::builder();
-    builder.set_cache_size(CACHE_BYTES);
+    builder.set_cache_size(CACHE_BYTES).set_check_integrity_on_open(true);
     builder
 }
 
@@ -202,7 +232,7 @@ impl StateFile {
             DatabaseError::DatabaseAlreadyOpen => {
                 JobState { path: path.to_owned(), why: "is in use: the job is running in another process".into() }
             }
-            other => trouble(path, other),
+            other => refused(path, &other.into()),
         })?;
         let database = Arc::new(database);
         let (changes, queue) = mpsc::channel();
@@ -252,7 +282,7 @@ impl StateFile {
         drop(open);
         let database = database.ok_or_else(|| trouble(&self.path, "it is closed"))?;
         let transaction = database.begin_read().map_err(|error| trouble(&self.path, error))?;
-        read(&transaction).map_err(|error| trouble(&self.path, error))
+        read(&transaction).map_err(|error| refused(&self.path, &error))
     }
 
     /// The rows of these files, with the parts of uploads that were begun. Changes that are not committed yet are not seen.
@@ -262,7 +292,7 @@ impl StateFile {
             let parts = transaction.open_table(PARTS)?;
             let mut found = Vec::new();
             for file in files {
-                let mut row = rows.get(file)?.and_then(|bytes| Row::from_bytes(bytes.value()));
+                let mut row = rows.get(file)?.map(|bytes| row_of(bytes.value())).transpose()?;
                 if let Some(Row {
                     state: State::Begun(Begun { how: BegunHow::Parts { parts: there, .. }, .. }), ..
                 }) = &mut row
@@ -284,7 +314,7 @@ impl StateFile {
             let mut batches = Vec::new();
             for batch in transaction.open_table(BATCHES)?.iter()? {
                 let (number, bytes) = batch?;
-                batches.extend(Batch::from_bytes(number.value(), bytes.value()));
+                batches.push(batch_of(number.value(), bytes.value())?);
             }
             Ok(batches)
         })
@@ -319,7 +349,7 @@ impl StateFile {
         self.read(|transaction| {
             let mut begun = Vec::new();
             for row in transaction.open_table(FILES)?.iter()? {
-                if let Some(Row { state: State::Begun(found), .. }) = Row::from_bytes(row?.1.value()) {
+                if let Row { state: State::Begun(found), .. } = row_of(row?.1.value())? {
                     begun.push(found);
                 }
             }
@@ -331,7 +361,7 @@ impl StateFile {
     pub(super) fn meta<T: for<'de> Deserialize<'de>>(&self, name: &str) -> Result<Option<T>, JobState> {
         let bytes =
             self.read(|transaction| Ok(transaction.open_table(META)?.get(name)?.map(|bytes| bytes.value().to_vec())))?;
-        bytes.map(|bytes| serde_json::from_slice(&bytes).map_err(|error| trouble(&self.path, error))).transpose()
+        bytes.map(|bytes| serde_json::from_slice(&bytes).map_err(|error| damaged(&self.path, error))).transpose()
     }
 
     pub(super) fn totals(&self) -> Result<Totals, JobState> {
@@ -364,7 +394,7 @@ impl Writer {
             }
             let outcome = match &self.broken {
                 Some(broken) => Err(broken.clone()),
-                None => self.commit(changes).map_err(|error| trouble(&self.path, error)),
+                None => self.commit(changes).map_err(|error| refused(&self.path, &error)),
             };
             // What went before did not become durable, so nothing after it may.
             self.broken = outcome.clone().err();
@@ -378,7 +408,8 @@ impl Writer {
         let transaction = self.database.begin_write()?;
         {
             let mut meta = transaction.open_table(META)?;
-            let totals = meta.get(TOTALS)?.and_then(|bytes| serde_json::from_slice(bytes.value()).ok());
+            let totals = meta.get(TOTALS)?.map(|bytes| serde_json::from_slice(bytes.value())).transpose();
+            let totals = totals.map_err(|_| unreadable("the count of files"))?;
             let mut tables = Tables {
                 files: transaction.open_table(FILES)?,
                 parts: transaction.open_table(PARTS)?,
@@ -427,7 +458,7 @@ impl Tables<'_> {
                 self.batches.insert(batch.number, &batch.to_bytes()[..])?;
             }
             Change::Placed { number, partition, base } => {
-                let removed = self.batches.remove(number)?.and_then(|bytes| Batch::from_bytes(number, bytes.value()));
+                let removed = self.batches.remove(number)?.map(|bytes| batch_of(number, bytes.value())).transpose()?;
                 for (index, file) in removed.into_iter().flat_map(|batch| batch.files).enumerate() {
                     let before = self.row(&file)?;
                     let (size, modified) = before.as_ref().map_or((0, None), |row| (row.size, row.modified));
@@ -445,7 +476,7 @@ impl Tables<'_> {
     }
 
     fn row(&self, file: &[u8]) -> Result<Option<Row>, redb::Error> {
-        Ok(self.files.get(file)?.and_then(|bytes| Row::from_bytes(bytes.value())))
+        self.files.get(file)?.map(|bytes| row_of(bytes.value())).transpose()
     }
 
     /// Replaces a file's row, unless that is done.

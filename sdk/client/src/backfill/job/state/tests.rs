@@ -129,3 +129,42 @@ async fn after_a_change_that_was_not_written_none_is() {
     assert!(state.durable(Change::Nothing).await.is_err());
     assert_eq!(state.rows([&b"b"[..]].into_iter()).unwrap(), [None]);
 }
+
+/// Flips a bit of every so many bytes of a job's file, one at a time: the file is refused as damaged, or says what it said before.
+#[tokio::test]
+async fn a_flipped_bit_is_damage_or_harmless() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.job");
+    let names: Vec<String> = (0..300).map(|i| format!("/folder/file-{i:04}")).collect();
+    let state = StateFile::open(&path, true).unwrap();
+    for name in &names {
+        state.change(Change::Row { file: Bytes::from(name.clone()), row: row(State::Inline) });
+    }
+    state.durable(Change::Nothing).await.unwrap();
+    let rows = |state: &StateFile| state.rows(names.iter().map(String::as_bytes));
+    let before = rows(&state).unwrap();
+    state.close();
+    let good = std::fs::read(&path).unwrap();
+    let used = good.iter().rposition(|byte| *byte != 0).unwrap();
+    let (mut refused, step) = (0, used / 150);
+    for at in (0..used).step_by(step).chain(0..64) {
+        let mut bad = good.clone();
+        bad[at] ^= 1 << (at % 8);
+        std::fs::write(&path, &bad).unwrap();
+        let state = match StateFile::open(&path, false) {
+            Ok(state) => state,
+            Err(error) => {
+                let said = error.to_string();
+                assert!(
+                    said.contains("a.job") && (said.contains("damaged") || said.contains("cannot be read")),
+                    "{said}"
+                );
+                refused += 1;
+                continue;
+            }
+        };
+        assert_eq!(rows(&state).unwrap(), before, "byte {at}");
+        state.close();
+    }
+    assert!(refused > 10, "{refused}");
+}
