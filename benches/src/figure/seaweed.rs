@@ -82,10 +82,11 @@ pub(crate) async fn measure(plan: &Plan) -> Outcome<Vec<Row>> {
 async fn put_all(http: &reqwest::Client, master: &str, payloads: &[Bytes], at_once: usize) -> Outcome<()> {
     let puts = payloads.iter().map(|payload| async move {
         let assign = format!("http://{master}/dir/assign?count=2&dataSize={}", payload.len());
-        let Assigned { fid, url } = http.get(assign).send().await?.error_for_status()?.json().await?;
+        let answer = http.get(assign).send().await?.error_for_status()?.bytes().await?;
+        let Assigned { fid, url } = serde_json::from_slice(&answer)?;
         let put = http.put(format!("http://{url}/{fid}?fsync=true")).header("content-type", "application/octet-stream");
         put.body(payload.clone()).send().await?.error_for_status()?;
-        Ok::<_, reqwest::Error>(())
+        Outcome::Ok(())
     });
     Ok(stream::iter(puts).buffer_unordered(at_once).try_collect::<()>().await?)
 }

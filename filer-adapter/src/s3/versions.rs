@@ -10,6 +10,9 @@ use aws_sdk_s3::types::BucketVersioningStatus;
 use refstream_types::Key;
 use std::sync::{Arc, OnceLock};
 
+/// The version of objects of a bucket that kept none when they were written.
+const UNVERSIONED: &str = "null";
+
 /// Whether the bucket keeps versions; asked for once.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Versioned(Arc<OnceLock<bool>>);
@@ -26,13 +29,23 @@ impl S3Store {
         let asked = self.shared.client.get_bucket_versioning().bucket(self.bucket()).send();
         let kept = match self.shared.send("list", None, 0, asked).await {
             Ok(answer) => answer.status() == Some(&BucketVersioningStatus::Enabled),
+            // An answer that means nothing to us.
+            Err(failed) if failed.status == Some(200) => self.names_versions().await,
             // It may be able to say so next time.
-            Err(failed) if failed.error.is_retryable() => return false,
+            Err(failed) if failed.error.is_retryable() && failed.status != Some(501) => return false,
             Err(_) => false,
         };
         // SeaweedFS lists versions folder by folder, not in the order of keys.
         let kept = kept && self.shared.order.is_tree() != Some(true);
         *self.shared.versioned.0.get_or_init(|| kept)
+    }
+
+    /// Whether a store that does not say if the bucket keeps versions has named one that lasts.
+    async fn names_versions(&self) -> bool {
+        let asked = self.shared.client.list_object_versions().bucket(self.bucket()).max_keys(1).send();
+        let Ok(answer) = self.shared.send("list", None, 0, asked).await else { return false };
+        let first = answer.versions().first().and_then(|version| version.version_id());
+        first.is_some_and(|version| version != UNVERSIONED)
     }
 
     /// The newest version of each object in the order of keys; objects that were deleted have none.

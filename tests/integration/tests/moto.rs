@@ -2,9 +2,11 @@
 
 #![allow(clippy::unwrap_used)]
 
+use bytes::Bytes;
 use refstream_filer_adapter::{
-    BlobStore as _, Filer as _, Runtime, TokioRuntime,
+    Attributes, BlobStore as _, Filer as _, Runtime, TokioRuntime,
     conformance::{Store, run_filer},
+    crc32c,
     probe::probe,
     s3::{S3Config, S3Store},
 };
@@ -49,14 +51,17 @@ async fn attached_objects_are_pinned_by_their_version() {
     let http = reqwest::Client::new();
     let bucket = format!("{}/{BUCKET}", moto.endpoint());
     http.put(format!("{bucket}?versioning")).body(on).send().await.unwrap().error_for_status().unwrap();
+    let store = S3Store::open("moto", at(&moto)).await.unwrap();
+    let key = |name: &str| -> Key { name.parse().unwrap() };
     let put = async |name: &str, content: &'static str| {
-        http.put(format!("{bucket}/{name}")).body(content).send().await.unwrap().error_for_status().unwrap();
+        let body = vec![Bytes::from_static(content.as_bytes())];
+        let sum = crc32c(&body);
+        store.put(&key(name), body, sum, &Attributes::default()).await.unwrap();
     };
     for (name, content) in [("photos/a", "older"), ("photos/a", "old"), ("photos/b", "b"), ("photos/gone", "gone")] {
         put(name, content).await;
     }
-    http.delete(format!("{bucket}/photos/gone")).send().await.unwrap().error_for_status().unwrap();
-    let store = S3Store::open("moto", at(&moto)).await.unwrap();
+    store.delete(&key("photos/gone")).await.unwrap();
     let listed = store.list_blobs("photos/", None, 10).await.unwrap();
     let told: Vec<_> = listed.iter().map(|found| (found.key.as_str(), found.size, found.version.is_some())).collect();
     assert_eq!(told, [("photos/a", 3, true), ("photos/b", 1, true)]);
