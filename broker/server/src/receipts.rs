@@ -59,55 +59,42 @@ impl Receipts {
     /// The first reference whose payload is not there, or that the store could not be asked.
     pub(crate) async fn check(&self, partition: u32, batch: &EncodedBatch) -> Result<(), ErrorDetail> {
         let records = batch.decode().map_err(|error| errors::corrupt_batch(partition, error))?;
-        // Of each object the range that goes furthest.
-        let mut objects: BTreeMap<(&StoreName, &Key), (usize, &Reference)> = BTreeMap::new();
-        let references = records.iter().enumerate().filter_map(|(number, record)| match &record.value {
-            Value::Reference(reference) => Some((number, &**reference)),
-            Value::Inline { .. } | Value::Tombstone => None,
-        });
-        for (number, reference) in references {
-            let furthest = objects.entry((&reference.store, &reference.key)).or_insert((number, reference));
-            // What overflows goes furthest of all.
-            if end(furthest.1).is_some_and(|to| end(reference).is_none_or(|end| end > to)) {
-                *furthest = (number, reference);
+        let mut objects: BTreeMap<(&StoreName, &Key), Vec<(usize, &Reference)>> = BTreeMap::new();
+        for (number, record) in records.iter().enumerate() {
+            if let Value::Reference(reference) = &record.value {
+                objects.entry((&reference.store, &reference.key)).or_default().push((number, reference));
             }
         }
-        stream::iter(objects.into_values().map(Ok))
-            .try_for_each_concurrent(LOOKS, |(number, reference)| async move {
-                self.look(reference).await.map_err(|why| {
+        stream::iter(objects.into_iter().map(Ok))
+            .try_for_each_concurrent(LOOKS, |((name, key), references)| async move {
+                let told = |number: usize, why: ErrorDetail| {
                     let message = format!("record {number} of the batch for partition {partition}: {}", why.message);
                     ErrorDetail { message, ..why }
-                })
+                };
+                let first = references.first().map_or(0, |(number, _)| *number);
+                let size = self.size(name, key).await.map_err(|why| told(first, why))?;
+                for (number, reference) in references {
+                    fits(reference, size).map_err(|why| told(number, why))?;
+                }
+                Ok(())
             })
             .await
     }
 
-    async fn look(&self, reference: &Reference) -> Result<(), ErrorDetail> {
-        let Reference { store: name, key, .. } = reference;
+    /// The size of an object.
+    async fn size(&self, name: &StoreName, key: &Key) -> Result<u64, ErrorDetail> {
         let Some(store) = self.stores.get(name) else {
             return Err(errors::invalid(format!("it refers to the store {name}, which is not configured")));
         };
-        let known = lock(&self.sizes).get(name).and_then(|sizes| sizes.get(key)).copied();
-        let size = match known {
-            Some(size) => size,
-            None => {
-                let found = store.head(key).await.map_err(|error| errors::store(&error))?;
-                let found = found.ok_or_else(|| {
-                    errors::invalid(format!("its payload {} is not in the store: upload it first", store.uri(key)))
-                })?;
-                self.remember(name, key, found.size);
-                found.size
-            }
-        };
-        match end(reference) {
-            Some(end) if end <= size && (reference.offset.is_some() || reference.size == size) => Ok(()),
-            _ => Err(errors::invalid(format!(
-                "it refers to {} bytes from {} of {}, which has {size}",
-                reference.size,
-                reference.offset.unwrap_or(0),
-                store.uri(key)
-            ))),
+        if let Some(size) = lock(&self.sizes).get(name).and_then(|sizes| sizes.get(key)) {
+            return Ok(*size);
         }
+        let found = store.head(key).await.map_err(|error| errors::store(&error))?;
+        let found = found.ok_or_else(|| {
+            errors::invalid(format!("its payload {} is not in the store: upload it first", store.uri(key)))
+        })?;
+        self.remember(name, key, found.size);
+        Ok(found.size)
     }
 
     fn remember(&self, name: &StoreName, key: &Key, size: u64) {
@@ -119,7 +106,16 @@ impl Receipts {
     }
 }
 
-/// Where a reference's bytes end.
-fn end(reference: &Reference) -> Option<u64> {
-    reference.offset.unwrap_or(0).checked_add(reference.size)
+/// Whether what a reference names lies in an object of this size; without an offset it is all of it.
+fn fits(reference: &Reference, size: u64) -> Result<(), ErrorDetail> {
+    let Reference { key, offset, size: length, .. } = reference;
+    let fits = match offset {
+        None => *length == size,
+        Some(offset) => offset.checked_add(*length).is_some_and(|end| end <= size),
+    };
+    if fits {
+        return Ok(());
+    }
+    let offset = offset.unwrap_or(0);
+    Err(errors::invalid(format!("it refers to {length} bytes from {offset} on of {key}, which has {size}")))
 }
