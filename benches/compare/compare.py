@@ -78,11 +78,11 @@ def cpu_seconds(pid):
 class Server:
     """A process that serves, in a folder of its own."""
 
-    def __init__(self, command, environment, log):
+    def __init__(self, command, environment, log, stdout=subprocess.STDOUT):
         self.log = log
-        self.process = subprocess.Popen(
-            command, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=open(log, "wb")
-        )
+        with open(log, "wb") as output:
+            out, err = (output, subprocess.STDOUT) if stdout == subprocess.STDOUT else (stdout, output)
+            self.process = subprocess.Popen(command, env={**os.environ, **environment}, stdout=out, stderr=err)
 
     def cpu(self):
         return cpu_seconds(self.process.pid)
@@ -107,7 +107,6 @@ class Weed(Server):
                    f"-filer.localSocket={folder}/filer.sock", f"-s3.localSocket={folder}/s3.sock", *ports]
         environment = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY, "HOME": str(folder)}
         super().__init__(command, environment, folder / "weed.log")
-        self.process.stdout.close()
         self.s3 = f"http://127.0.0.1:{s3}"
         self.bucket = BUCKET
         self.keys = (ACCESS_KEY, SECRET_KEY)
@@ -124,7 +123,7 @@ class Refstream(Server):
                    "--s3", any_port]
         command += ["--store", store] if store else []
         environment = {"AWS_ACCESS_KEY_ID": keys[0], "AWS_SECRET_ACCESS_KEY": keys[1]} if keys else {}
-        super().__init__(command, environment, folder / f"{name}.log")
+        super().__init__(command, environment, folder / f"{name}.log", subprocess.PIPE)
         line = self.process.stdout.readline()
         if not line:
             sys.exit(f"{name} does not start: {self.log.read_text()}")
