@@ -69,7 +69,7 @@ impl<'de> Deserialize<'de> for Period {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Settings {
-    /// The broker that clients talk to.
+    /// The broker that clients talk to, or several, separated by commas.
     pub(crate) endpoint: String,
     /// How long clients try to reach it.
     pub(crate) timeout: Period,
@@ -388,8 +388,12 @@ pub(crate) fn load(global: &Global, flags: Flags) -> Result<Loaded, Failure> {
 pub(crate) const NO_USER_INFO: &str = "a user name or password, which would be printed and logged: leave it out; \
     credentials come from the variables REFSTREAM_ACCESS_KEY, REFSTREAM_SECRET_KEY and AWS_*";
 
-/// Whether a URL has something before an `@` in its authority.
-pub(crate) fn has_user_info(url: &str) -> bool {
+/// Whether a URL, or one of several with commas between them, has something before an `@` in its authority.
+pub(crate) fn has_user_info(urls: &str) -> bool {
+    urls.split(',').any(one_has_user_info)
+}
+
+fn one_has_user_info(url: &str) -> bool {
     let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
     rest.split(['/', '?', '#']).next().is_some_and(|authority| authority.contains('@'))
 }
@@ -470,7 +474,7 @@ impl Loaded {
 }
 
 /// The token to show to the broker. No setting: settings are printed.
-fn token(global: &Global) -> Option<String> {
+pub(crate) fn token(global: &Global) -> Option<String> {
     global.token.clone().or_else(|| std::env::var("REFSTREAM_TOKEN").ok()).filter(|token| !token.is_empty())
 }
 
@@ -494,7 +498,8 @@ pub(crate) fn client_options(global: &Global) -> Result<ClientOptions, Failure> 
 /// Connects.
 pub(crate) async fn connect(global: &Global) -> Result<Client, Failure> {
     let options = client_options(global)?;
-    if !options.endpoint.starts_with("http://") && !options.endpoint.starts_with("https://") {
+    let is_url = |endpoint: &str| endpoint.starts_with("http://") || endpoint.starts_with("https://");
+    if !options.endpoint.split(',').all(|endpoint| is_url(endpoint.trim())) {
         return Err(Failure::new(
             Exit::Usage,
             format!(

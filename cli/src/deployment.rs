@@ -11,16 +11,49 @@ use refstream::{
     stores::{BlobStore, Runtime, TokioRuntime},
     types::{Layout, StoreName},
 };
+use refstream_core::StopReason;
 use refstream_journal::Metadata;
 use refstream_segments::Compactor;
-use refstream_server::{Access, Server, ServerConfig, ServerSettings, StartError, TlsIdentity, Tokens};
-use std::{net::SocketAddr, path::Path, sync::Arc};
+use refstream_server::{Access, PeerToken, Server, ServerConfig, ServerSettings, StartError, TlsIdentity, Tokens};
+use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
+
+/// Between attempts to start a broker again that was presumed dead.
+const AGAIN: Duration = Duration::from_millis(100);
+/// How long it is tried.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A broker with what it needs behind it.
 #[derive(Debug)]
 pub(crate) struct Running {
     pub(crate) server: Server,
-    pub(crate) embedded: Option<Embedded>,
+    deployment: Deployment,
+}
+
+impl Running {
+    /// The embedded store, if there is one.
+    pub(crate) fn embedded(&self) -> Option<&Embedded> {
+        self.deployment.stores.embedded.as_ref().map(|(_, embedded)| embedded)
+    }
+
+    /// Drains the broker, and stops the store behind it.
+    pub(crate) async fn drain(self) -> StopReason {
+        let reason = self.server.drain().await;
+        if let Some((_, embedded)) = self.deployment.stores.embedded {
+            embedded.s3.stop().await;
+        }
+        reason
+    }
+}
+
+/// What a broker is made of, and made of again.
+#[derive(Debug)]
+struct Deployment {
+    settings: Settings,
+    tokens: Tokens,
+    peer_token: Option<PeerToken>,
+    stores: Stores,
+    metadata: StoreName,
+    default: StoreName,
 }
 
 fn start_failure(error: StartError) -> Failure {
@@ -81,7 +114,7 @@ fn roles(settings: &Settings) -> Result<(StoreName, StoreName), Failure> {
 }
 
 /// Starts stores, broker and compactor.
-pub(crate) async fn start(settings: &Settings) -> Result<Running, Failure> {
+pub(crate) async fn start(settings: &Settings, token: Option<String>) -> Result<Running, Failure> {
     if settings.stores.is_empty() {
         return Err(Failure::usage(
             "no store is configured: add a section such as [stores.main] with kind = \"s3\" and bucket = \"...\" to the configuration file",
@@ -91,21 +124,30 @@ pub(crate) async fn start(settings: &Settings) -> Result<Running, Failure> {
     let tokens = Tokens::new(&settings.auth.tokens)
         .map_err(|error| Failure::usage(format!("the setting auth.tokens is refused: {error}")))?;
     let stores = Stores::open(settings).await?;
-    let server = broker(settings, tokens, &stores, metadata, &default).await?;
-    Ok(Running { server, embedded: stores.embedded.map(|(_, embedded)| embedded) })
+    let settings = settings.clone();
+    let deployment = Deployment { settings, tokens, peer_token: token.map(PeerToken), stores, metadata, default };
+    let server = broker(&deployment).await?;
+    Ok(Running { server, deployment })
 }
 
-async fn broker(
-    settings: &Settings,
-    tokens: Tokens,
-    stores: &Stores,
-    metadata_store: StoreName,
-    default: &StoreName,
-) -> Result<Server, Failure> {
+/// The authorities that are trusted where other brokers are called.
+fn authorities(settings: &Settings) -> Result<Option<Vec<u8>>, Failure> {
+    let read = |file: &std::path::PathBuf| {
+        std::fs::read(file)
+            .map_err(|error| Failure::usage(format!("the setting ca_file is refused: {}: {error}", file.display())))
+    };
+    settings.ca_file.as_ref().map(read).transpose()
+}
+
+async fn broker(deployment: &Deployment) -> Result<Server, Failure> {
+    let Deployment { settings, tokens, peer_token, stores, metadata, default } = deployment;
+    let metadata_store = metadata.clone();
     let access = Access {
-        tokens,
+        tokens: tokens.clone(),
         grants: stores.grants.clone(),
         read_prefixes: settings.grants.read_prefixes.clone(),
+        peer_token: peer_token.clone(),
+        peer_authorities: authorities(settings)?,
         receipts: if settings.grants.check_receipts { stores.blobs.clone() } else { Default::default() },
         tls: identity(&settings.broker)?,
     };
@@ -158,20 +200,57 @@ pub(crate) async fn asked_to_stop() {
     }
 }
 
-/// Serves until asked to stop, then drains; a broker that stops by itself is a failure.
-pub(crate) async fn serve(server: Server) -> Result<(), Failure> {
-    tokio::select! {
-        () = asked_to_stop() => {
-            output::notice(format_args!("refstream: stopping: sealing and committing what is open (a second signal ends at once)"));
-            tokio::select! {
-                reason = server.drain() => match reason {
-                    refstream_core::StopReason::Drained => Ok(()),
-                    other => Err(Failure::failed(format!("the broker stopped: {other}"))),
-                },
-                () = asked_to_stop() => Err(Failure::interrupted()),
-            }
+/// Serves until asked to stop, or until `until`, then drains. A broker that was presumed dead and fenced, since the process or its store stood still for too long,
+/// joins anew; one that stops for another reason is a failure.
+pub(crate) async fn serve(running: Running, until: impl Future<Output = ()>) -> Result<(), Failure> {
+    tokio::pin!(until);
+    let Running { mut server, mut deployment } = running;
+    // Where clients and the other brokers know it.
+    (deployment.settings.broker.listen, deployment.settings.broker.http) = addresses(&server);
+    let result = loop {
+        tokio::select! {
+            () = asked_to_stop() => break stop(server).await,
+            () = &mut until => break stop(server).await,
+            () = server.asked_to_drain() => break stop(server).await,
+            reason = server.stopped() => match reason {
+                StopReason::Fenced { .. } | StopReason::Superseded(_) | StopReason::Outrun(_) => {
+                    output::notice(format_args!("refstream: {reason}; joining anew"));
+                    drop(server);
+                    server = again(&deployment).await?;
+                }
+                reason => break Err(Failure::failed(format!("the broker stopped: {reason}"))),
+            },
         }
-        reason = server.stopped() => Err(Failure::failed(format!("the broker stopped: {reason}"))),
+    };
+    if let Some((_, embedded)) = deployment.stores.embedded {
+        embedded.s3.stop().await;
+    }
+    result
+}
+
+/// Starts a broker again. Its ports are free once the tasks of the one before have ended.
+async fn again(deployment: &Deployment) -> Result<Server, Failure> {
+    let runtime = TokioRuntime::new();
+    let began = runtime.now();
+    loop {
+        match broker(deployment).await {
+            Ok(server) => return Ok(server),
+            Err(failure) if runtime.now().saturating_sub(began) >= PATIENCE => return Err(failure),
+            Err(_) => runtime.sleep(AGAIN).await,
+        }
+    }
+}
+
+async fn stop(server: Server) -> Result<(), Failure> {
+    output::notice(format_args!(
+        "refstream: stopping: handing over and committing what is open (a second signal ends at once)"
+    ));
+    tokio::select! {
+        reason = server.drain() => match reason {
+            StopReason::Drained => Ok(()),
+            other => Err(Failure::failed(format!("the broker stopped: {other}"))),
+        },
+        () = asked_to_stop() => Err(Failure::interrupted()),
     }
 }
 

@@ -76,7 +76,7 @@ macro_rules! from_sdk {
     )+};
 }
 
-from_sdk!(TopicError, UploadError, ProduceError, ConsumeError, FetchError);
+from_sdk!(CallError, TopicError, UploadError, ProduceError, ConsumeError, FetchError);
 
 impl From<refstream::ConnectError> for Failure {
     fn from(error: refstream::ConnectError) -> Self {

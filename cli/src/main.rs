@@ -3,6 +3,7 @@
 // Both panic where nobody can be told: `output` has what does not.
 #![deny(clippy::print_stderr, clippy::print_stdout)]
 
+mod children;
 mod command;
 mod compactor;
 mod config;
@@ -30,7 +31,7 @@ struct Arguments {
 /// Flags that every command has.
 #[derive(Clone, Debug, clap::Args)]
 struct Global {
-    /// The broker, for example http://127.0.0.1:7400 [env: REFSTREAM_ENDPOINT]
+    /// The broker, for example http://127.0.0.1:7400, or several, separated by commas [env: REFSTREAM_ENDPOINT]
     #[arg(long, global = true, value_name = "URL")]
     endpoint: Option<String>,
     /// How long to try to reach the broker, for example 30s [env: REFSTREAM_TIMEOUT]
@@ -80,7 +81,7 @@ async fn run(arguments: Arguments) -> Result<(), Failure> {
     let global = arguments.global;
     match arguments.command {
         Command::Demo(arguments) => command::demo::run(&global, arguments).await,
-        Command::Up(arguments) => command::up::run(&global, arguments).await,
+        Command::Up(arguments) => Box::pin(command::up::run(&global, arguments)).await,
         Command::Broker(arguments) => command::broker::run(&global, arguments).await,
         Command::Topic(arguments) => command::topic::run(&global, arguments).await,
         Command::Put(arguments) => command::put::run(&global, arguments).await,

@@ -73,6 +73,27 @@ pub(crate) struct S3Settings {
     /// Certificates (PEM) to trust beside the system's, for this broker; clients take theirs from AWS_CA_BUNDLE.
     #[serde(default)]
     pub(crate) ca_file: Option<PathBuf>,
+    /// A file with `access_key` and `secret_key` (TOML, mode 0600). Clients on this machine who may read it use it too.
+    #[serde(default)]
+    pub(crate) credentials_file: Option<PathBuf>,
+}
+
+impl S3Settings {
+    /// A bucket, and nothing else said of it.
+    pub(crate) fn plain(bucket: &str) -> Self {
+        Self {
+            endpoint: String::new(),
+            bucket: bucket.into(),
+            region: default_region(),
+            path_style: true,
+            checksums: true,
+            storage_class: String::new(),
+            encryption: String::new(),
+            kms_key: String::new(),
+            ca_file: None,
+            credentials_file: None,
+        }
+    }
 }
 
 /// A SeaweedFS cluster. The keys that sign permissions come from WEED_JWT_SIGNING_KEY and WEED_JWT_SIGNING_READ_KEY, else its master gives permissions.
@@ -235,7 +256,8 @@ impl Stores {
 
     async fn open_s3(&mut self, name: &StoreName, settings: &S3Settings, life: Duration) -> Result<(), Failure> {
         let S3Settings { endpoint, bucket, region, path_style, .. } = settings.clone();
-        let S3Settings { checksums, storage_class, encryption, kms_key, ca_file, .. } = settings.clone();
+        let S3Settings { checksums, storage_class, encryption, kms_key, ca_file, credentials_file, .. } =
+            settings.clone();
         let config = S3Config {
             endpoint: Some(endpoint.clone()).filter(|endpoint| !endpoint.is_empty()),
             bucket: bucket.clone(),
@@ -246,6 +268,7 @@ impl Stores {
             encryption: encryption.clone(),
             kms_key: kms_key.clone(),
             ca_file,
+            credentials: credentials_file.as_deref().map(credentials).transpose()?,
             ..S3Config::default()
         };
         let opened = S3Store::open(name.as_str(), config).await;
@@ -262,7 +285,7 @@ impl Stores {
             bucket,
             region,
             path_style,
-            credentials_file: None,
+            credentials_file: credentials_file.map(|file| file.to_string_lossy().into_owned()),
             no_checksums: !checksums,
             storage_class,
             encryption,
@@ -350,6 +373,20 @@ impl Stores {
         self.embedded = Some((name.clone(), Embedded { s3, keys, _lock: lock }));
         Ok(())
     }
+}
+
+/// Reads a file of keys.
+fn credentials(path: &Path) -> Result<(String, String), Failure> {
+    #[derive(Deserialize)]
+    struct Keys {
+        access_key: String,
+        secret_key: String,
+    }
+    let refuse = |why: String| Failure::usage(format!("the credentials file {} is refused: {why}", path.display()));
+    let text = std::fs::read_to_string(path).map_err(|error| refuse(error.to_string()))?;
+    // What is in it is never repeated.
+    let keys: Keys = toml::from_str(&text).map_err(|_| refuse("it has no access_key and secret_key".into()))?;
+    Ok((keys.access_key, keys.secret_key))
 }
 
 fn lock(folder: &Path) -> Result<std::fs::File, Failure> {

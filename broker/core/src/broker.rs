@@ -1,6 +1,7 @@
 //! One broker: takes inputs and answers to the module they concern, and knows when to wake up and when it is over.
 
 use crate::{
+    arrivals::Arrivals,
     cluster_writer::{ClusterWriter, Intent, Proposal, Settled},
     confirm::{Confirmations, confirmed},
     interface::{
@@ -8,23 +9,25 @@ use crate::{
     },
     journal_writer::JournalWriter,
     lanes::Lanes,
+    leading::Leading,
+    members::Members,
     mutation::Mutation,
     operations::{Answer, Decided, Ended, Operations, Purpose, Request},
+    recovery::Recovery,
     requests::Requests,
     sealing::Sealing,
-    segment::OwnedSegment,
+    segment::{After, OwnedSegment},
     startup::Startup,
-    topics::Deletion,
     turn::Turn,
     upkeep::Upkeep,
 };
 use bytes::Bytes;
 use rand::{RngCore, SeedableRng, rngs::StdRng};
 use refstream_format::{
-    cluster_log::{ClusterState, LogEntry, Violation},
+    cluster_log::{Command, LogEntry, Violation},
     journal::SegmentState,
 };
-use refstream_types::{Chain, Epoch, ProducerEpoch, ProducerId, SegmentId, Slot, Token, TopicId, Version};
+use refstream_types::{Chain, Epoch, ProducerEpoch, ProducerId, SegmentId, Slot, Token};
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 /// What a broker is doing.
@@ -57,14 +60,16 @@ pub struct Broker {
     pub(crate) pending_bytes: usize,
     pub(crate) confirmations: Confirmations,
     pub(crate) sealing: Sealing,
-    pub(crate) deletions: BTreeMap<TopicId, Deletion>,
+    pub(crate) members: Members,
+    pub(crate) leading: Leading,
+    pub(crate) arrivals: Arrivals,
     pub(crate) upkeep: Upkeep,
     producers_given: u32,
     wake: Option<Duration>,
 }
 
 impl Broker {
-    /// Begins to start: takes an epoch, reads the state, recovers, then serves.
+    /// Begins to start: takes an epoch, reads the state, joins, then serves.
     pub fn start(settings: Settings, identity: Identity, now: Now, effects: &mut Vec<Effect>) -> Self {
         Self::begin(settings, identity, Mutation::None, now, effects)
     }
@@ -99,7 +104,9 @@ impl Broker {
             pending_bytes: 0,
             confirmations: Confirmations::default(),
             sealing: Sealing::default(),
-            deletions: BTreeMap::new(),
+            members: Members::default(),
+            leading: Leading::default(),
+            arrivals: Arrivals::default(),
             upkeep: Upkeep::default(),
             producers_given: 0,
             wake: None,
@@ -123,16 +130,20 @@ impl Broker {
 
     /// How it is.
     pub fn status(&self, now: Now) -> Status {
-        let stuck = self.operations.oldest().filter(|(since, _)| *since <= now.monotonic);
+        let damage = self.leading.damage().map(|why| (now.monotonic, why.to_owned()));
+        let stuck = damage.or_else(|| self.operations.oldest().filter(|(since, _)| *since <= now.monotonic));
         Status {
             phase: match &self.life {
-                Life::Starting(startup) => Phase::Starting(startup.describe()),
+                Life::Starting(startup) => Phase::Starting(self.describe(startup)),
                 Life::Serving => Phase::Serving,
                 Life::Draining(_) => Phase::Draining,
                 Life::Stopped => Phase::Stopped,
             },
             epoch: self.epoch,
             committed_slot: self.journal.as_ref().map_or(Slot(0), JournalWriter::released),
+            version: self.cluster.state.version,
+            leads: self.leads(),
+            brokers: self.cluster.state.live_epochs().count(),
             slots_in_flight: self.journal.as_ref().map_or(0, JournalWriter::in_flight),
             pending_bytes: self.pending_bytes,
             stuck,
@@ -161,7 +172,10 @@ impl Broker {
                 Err(error) => turn.emit(Effect::Reply { ticket, reply: Reply::Closed(Err(error)) }),
             },
             Input::Confirm { ticket } => self.confirm(turn, ticket),
+            Input::Refresh { ticket } => self.refresh(turn, ticket),
             Input::Drain { ticket } => self.drain(turn, ticket),
+            Input::PeerSeen { epoch, committed, version } => self.peer_seen(turn, epoch, committed, version),
+            Input::PeerGone { epoch } => self.peer_gone(epoch),
             // The wish is spent, even if it came early.
             Input::Tick => self.wake = None,
             Input::Done { op, done } => {
@@ -178,8 +192,24 @@ impl Broker {
         match (purpose, answer) {
             (Purpose::Journal(slot), Answer::Commit(decided)) => self.slot_decided(turn, slot, decided, since),
             (Purpose::LogCommit, Answer::Commit(decided)) => self.log_decided(turn, decided),
-            (Purpose::LogWatch, Answer::Read(bytes)) => self.log_watched(turn, bytes),
-            (Purpose::Usurper, Answer::Snapshot(snapshot)) => Err(self.usurped(snapshot)),
+            (Purpose::LogWatch, Answer::Read(bytes)) => self.log_watched(turn, bytes, since),
+            (Purpose::LogStill(_), Answer::Read(bytes)) => match bytes {
+                Some(_) => Ok(()),
+                None => Err(self.outrun()),
+            },
+            (Purpose::WatchTip(epoch), Answer::Tip(tip)) => {
+                self.tip_watched(turn, epoch, tip.map(|(number, _)| number), since);
+                Ok(())
+            }
+            (Purpose::OwnFence(slot), Answer::Commit(decided)) => self.closed(slot, decided),
+            (purpose, answer) if Recovery::owns(purpose) => {
+                self.recovery_answered(turn, purpose, answer);
+                Ok(())
+            }
+            (purpose @ (Purpose::TailPointer(..) | Purpose::TailWalk(..)), answer) => {
+                self.tails_answered(turn, purpose, answer);
+                Ok(())
+            }
             (Purpose::StoreSnapshot(version), Answer::Stored) => {
                 self.snapshot_stored(turn, version);
                 Ok(())
@@ -198,19 +228,27 @@ impl Broker {
     fn follow_up(&mut self, turn: &mut Turn<'_>) -> Result<(), StopReason> {
         self.operations.retry(turn);
         self.keep_up(turn)?;
-        self.drain_on(turn)?;
+        self.watch(turn);
+        self.lead_on(turn);
+        self.receive(turn)?;
+        self.drain_on(turn);
         self.place(turn);
         self.pump(turn)?;
         // What was settled may have given the journal something to do.
-        self.drain_on(turn)?;
+        self.receive(turn)?;
+        self.drain_on(turn);
         self.place(turn);
+        if self.arrivals.is_empty() && self.cluster.is_idle() {
+            self.finals.clear();
+            self.sealing.left.clear();
+        }
         self.finish_start(turn);
         self.wake_up(turn);
         Ok(())
     }
 
     fn wake_up(&mut self, turn: &mut Turn<'_>) {
-        let wishes = [self.operations.next_retry(), self.placement_due(), self.upkeep_due()];
+        let wishes = [self.operations.next_retry(), self.placement_due(), self.upkeep_due(), self.members_due()];
         let Some(at) = wishes.into_iter().flatten().min() else { return };
         if self.wake != Some(at) || at <= turn.now.monotonic {
             self.wake = Some(at);
@@ -228,7 +266,7 @@ impl Broker {
     pub(crate) fn available(&self) -> Result<(), OperationError> {
         match &self.life {
             Life::Serving => Ok(()),
-            Life::Starting(startup) => Err(OperationError::Unavailable(startup.describe())),
+            Life::Starting(startup) => Err(OperationError::Unavailable(self.describe(startup))),
             Life::Draining(_) => Err(OperationError::Unavailable("it is draining")),
             Life::Stopped => Err(OperationError::Unavailable("it has stopped")),
         }
@@ -255,29 +293,49 @@ impl Broker {
                 random.fill_bytes(&mut bytes);
                 Token(bytes)
             };
-            match self.cluster.propose(epoch, token).map_err(damaged)? {
+            match self.cluster.propose(epoch, &self.members.absent, token).map_err(damaged)? {
                 Proposal::Nothing => return Ok(()),
                 Proposal::Settled(settled) => self.settled(turn, settled),
                 Proposal::Commit(version, bytes) => {
                     let request =
                         Request::Commit { chain: Chain::ClusterLog, number: version.0, bytes: Bytes::from(bytes) };
                     self.operations.submit(turn, Purpose::LogCommit, request);
+                    if self.mutation == Mutation::OwnBeforeNamed {
+                        self.own_what_is_proposed(epoch);
+                    }
                     return Ok(());
                 }
             }
         }
     }
 
+    /// A broken rule.
+    fn own_what_is_proposed(&mut self, mine: Epoch) {
+        let proposed = self.cluster.proposed.iter().flat_map(|proposed| &proposed.entry.commands);
+        let opened: Vec<_> = proposed
+            .filter_map(|command| match command {
+                Command::OpenSegment(opened) if opened.owner == mine => Some(opened.clone()),
+                _ => None,
+            })
+            .collect();
+        for segment in opened {
+            let known = |number: &_| {
+                let predecessor = SegmentId { topic: segment.id.topic, number: *number };
+                self.finals.contains_key(&predecessor) || self.cluster.state.ended_segment(predecessor).is_some()
+            };
+            if self.cluster.state.topics.contains_key(&segment.id.topic) && segment.predecessors.iter().all(known) {
+                self.opened(segment);
+            }
+        }
+    }
+
     fn log_decided(&mut self, turn: &mut Turn<'_>, decided: Decided) -> Result<(), StopReason> {
         match decided {
-            Decided::Committed => {
-                let settled = self.cluster.committed().map_err(damaged)?;
-                self.state_changed(turn);
-                self.settled(turn, settled);
-                Ok(())
-            }
+            Decided::Committed => match self.cluster.committed().map_err(damaged)? {
+                Some((entry, settled)) => self.applied(turn, &entry, settled),
+                None => Ok(()),
+            },
             Decided::Taken(bytes) => self.follow_log(turn, &bytes),
-            // The log has moved on by more than a snapshot.
             Decided::Freed => self.log_freed(turn),
         }
     }
@@ -288,33 +346,82 @@ impl Broker {
         let entry = LogEntry::decode(bytes, version)
             .map_err(|error| StopReason::Damaged(format!("cluster log entry {version}: {error}")))?;
         self.cluster.follow(&entry).map_err(damaged)?;
+        self.applied(turn, &entry, Vec::new())
+    }
+
+    /// An entry was applied; `settled`: what of it was ours.
+    fn applied(&mut self, turn: &mut Turn<'_>, entry: &LogEntry, settled: Vec<Settled>) -> Result<(), StopReason> {
         self.state_changed(turn);
-        self.check_leader()
+        self.check_alive()?;
+        self.settled(turn, settled);
+        let mut changes_owners = false;
+        for command in &entry.commands {
+            match command {
+                Command::OpenSegment(opened) => {
+                    changes_owners = true;
+                    if Some(opened.owner) == self.epoch {
+                        self.opened(opened.clone());
+                    }
+                }
+                Command::PlanSegment { segment, .. } => self.end_segment(*segment, After::Successor),
+                Command::SealSegment { segment, .. } => {
+                    changes_owners = true;
+                    let topic = self.cluster.state.topics.get(&segment.topic);
+                    let is_empty = topic.is_none_or(|topic| !topic.sealed.contains_key(&segment.number));
+                    self.sealing.ended(turn, *segment, is_empty);
+                }
+                Command::DeleteTopic { topic } => self.topic_deleted(*topic),
+                Command::Lead { .. } => {
+                    self.members.led();
+                    self.leading.must_assign();
+                }
+                Command::EpochRecovered { epoch, .. } => {
+                    self.members.is_settled(*epoch);
+                    self.leading.told(*epoch);
+                    self.leading.must_assign();
+                }
+                Command::EpochJoined { .. } => self.note_replaced(),
+                Command::EpochLeaving { .. }
+                | Command::CreateTopic { .. }
+                | Command::AlterTopic { .. }
+                | Command::SegmentAdopted { .. }
+                | Command::SegmentClosed { .. }
+                | Command::EpochForgotten { .. } => {}
+            }
+        }
+        if changes_owners {
+            // They are judged anew, by what is known now.
+            self.lanes.unpark();
+        }
+        Ok(())
     }
 
-    /// A broker yields to any newer epoch that led, and once it led, to anybody else (invariant *one-leader*).
-    pub(crate) fn check_leader(&self) -> Result<(), StopReason> {
+    /// A broker whose journal was recovered is over (invariant *the-recovered-stop*). One that left by itself is drained.
+    pub(crate) fn check_alive(&self) -> Result<(), StopReason> {
         let Some(mine) = self.epoch else { return Ok(()) };
-        match self.cluster.state.leader {
-            Some((_, leader)) if leader > mine || self.cluster.term.is_some() && leader != mine => {
-                Err(StopReason::Superseded(leader))
-            }
-            _ if self.cluster.term.is_none() && self.cluster.state.forgotten >= mine => {
-                Err(StopReason::Superseded(self.cluster.state.forgotten))
-            }
-            _ => Ok(()),
+        let state = &self.cluster.state;
+        let is_over = match state.epochs.get(&mine) {
+            Some(epoch) => epoch.fence.is_some(),
+            None => state.forgotten >= mine,
+        };
+        match is_over {
+            false => Ok(()),
+            true if self.journal.as_ref().is_some_and(JournalWriter::is_closed) => Err(StopReason::Drained),
+            true => Err(StopReason::Superseded(state.leader.map_or(mine, |(_, leader)| leader))),
         }
     }
 
-    fn usurped(&self, snapshot: Option<(Version, Bytes)>) -> StopReason {
-        let state = snapshot.and_then(|(version, bytes)| ClusterState::decode(&bytes, version).ok());
-        match state.and_then(|state| state.leader) {
-            Some((_, leader)) if Some(leader) != self.epoch => StopReason::Superseded(leader),
-            _ => StopReason::Damaged(format!(
-                "cluster log entry {} was freed, but no snapshot says who went on",
-                self.cluster.state.version.next()
-            )),
-        }
+    /// The log went on without us by more than it keeps.
+    pub(crate) fn outrun(&self) -> StopReason {
+        StopReason::Outrun(self.cluster.state.version)
+    }
+
+    /// The log is as we know it.
+    pub(crate) fn log_is_fresh(&mut self, turn: &mut Turn<'_>) -> Result<(), StopReason> {
+        self.recovery_is_suspect(turn)?;
+        self.arrivals_are_suspect()?;
+        self.redirect_parked(turn);
+        Ok(())
     }
 
     pub(crate) fn state_changed(&mut self, turn: &mut Turn<'_>) {
@@ -327,12 +434,14 @@ impl Broker {
             match settled {
                 Settled::Nothing => {}
                 Settled::Joined => self.joined(turn),
-                Settled::Ended { segment, successor } => self.segment_ended(turn, segment, successor),
-                Settled::Serving { opened } => opened.into_iter().for_each(|segment| self.take_over(turn, segment)),
-                Settled::Topic { result, deletion: Some(topic), ended, .. } => {
-                    self.topic_deleted(turn, topic, result, ended);
+                Settled::Led => self.members.led(),
+                Settled::Ended { segment } => self.segment_ended(segment),
+                Settled::Recovered { rest: Some(rest), .. } => self.cluster.want(rest),
+                Settled::Recovered { epoch, rest: None } => self.leading.told(epoch),
+                Settled::Assigned { rest } => self.leading.assigned(rest),
+                Settled::Topic { ticket, result } => {
+                    turn.emit(Effect::Reply { ticket, reply: Reply::Topic(result) });
                 }
-                Settled::Topic { ticket, result, deletion: None, .. } => self.topic_changed(turn, ticket, result),
                 Settled::Closed { ticket } => turn.emit(Effect::Reply { ticket, reply: Reply::Closed(Ok(())) }),
             }
         }
@@ -354,6 +463,10 @@ impl Broker {
         for ticket in self.confirmations.take() {
             confirmed(turn, ticket, Err(OperationError::Unavailable("it has stopped")));
         }
+        for ticket in self.members.take_refreshing() {
+            let result = Err(OperationError::Unavailable("it has stopped"));
+            turn.emit(Effect::Reply { ticket, reply: Reply::Refreshed(result) });
+        }
         for queued in self.lanes.take_all() {
             let error = AppendError::Unavailable("it has stopped");
             self.requests.settle(turn, queued.ticket, queued.index, Err(error));
@@ -369,9 +482,6 @@ impl Broker {
                 _ => continue,
             };
             turn.emit(Effect::Reply { ticket, reply });
-        }
-        for ticket in std::mem::take(&mut self.deletions).into_values().flat_map(|deletion| deletion.waiting()) {
-            turn.emit(Effect::Reply { ticket, reply: Reply::Topic(Err(unknown(false))) });
         }
         for ticket in self.sealing.take_waiting() {
             turn.emit(Effect::Reply { ticket, reply: Reply::Sealed(Err(OperationError::OutcomeUnknown)) });

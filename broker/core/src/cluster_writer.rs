@@ -1,36 +1,49 @@
 //! What this broker writes to the cluster log.
 //!
-//! Changes arrive as [`Intent`]s: what is wanted, not yet how. One log entry is under way at a time; the intents that arrive
-//! meanwhile wait and go together into the next one (group commit), many topics an entry, bounded by [`MOST_COMMANDS`] and
-//! [`MOST_BYTES`].
+//! Every broker of the cluster writes to it. Changes arrive as [`Intent`]s: what is wanted, not yet how. One log entry is under
+//! way at a time; the intents that arrive meanwhile wait and go together into the next one (group commit), many topics an entry,
+//! bounded by [`MOST_COMMANDS`] and [`MOST_BYTES`].
 //!
 //! # Decide, commit, or decide again
 //!
 //! An entry is decided against the state up to the number before it: each intent becomes commands, tried on a scratch copy with
 //! the same [`ClusterState::apply`] that every reader of the log uses, so nothing is committed that a reader would refuse
 //! (invariant *only-valid-entries*). If somebody else took the number, his entry is applied and all intents are decided afresh
-//! (invariant *losers-decide-again*). A refusal relies on the undecided commands before it in the same entry, so it is told only
-//! when the entry is committed (invariant *refusals-rely-on-the-durable*).
+//! (invariant *losers-decide-again*): whatever an intent supposed may be over by then, so each looks again at what it concerns. A
+//! refusal relies on the undecided commands before it in the same entry, so it is told only when the entry is committed
+//! (invariant *refusals-rely-on-the-durable*).
 //!
 //! An entry whose commit is unknown is committed again, same bytes, until it is known.
+//!
+//! # Who owns what opens
+//!
+//! What was planned for a segment follows it. Where nothing was, a successor stays with its owner if that is who writes; everything else
+//! goes to the broker with the fewest open segments, of those that neither leave nor are presumed dead.
 
 use crate::{
     interface::{OperationError, Ticket, TopicOperation},
+    recovery::Recovered,
     segment::After,
 };
 use refstream_format::{
-    cluster_log::{ClusterState, Command, LogEntry, OpenSegment, SealedBy, TopicState, Violation},
+    cluster_log::{ClusterState, Command, EpochState, LogEntry, OpenSegment, Planned, SealedBy, TopicState, Violation},
     journal::SegmentState,
 };
 use refstream_types::{
-    Epoch, LeaderTerm, PartitionId, PartitionRange, SegmentId, Slot, Timestamp, Token, TopicId, Version,
+    Epoch, LeaderTerm, PartitionId, PartitionRange, SegmentId, SegmentNumber, Slot, Timestamp, Token, TopicConfig,
+    TopicId, Version,
 };
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::Arc,
+};
 
 /// The most commands of one entry, unless a single intent has more.
 pub(crate) const MOST_COMMANDS: usize = 4_096;
 /// The most bytes of one entry, roughly, unless a single intent has more.
 pub(crate) const MOST_BYTES: usize = 1 << 20;
+/// While there are fewer topics than this, a new one begins with a segment for each broker; later ones with one segment.
+const SPREAD_TOPICS: usize = 256;
 
 /// An ended segment, as its owner or a recovery found it.
 #[derive(Clone, Debug)]
@@ -43,18 +56,24 @@ pub(crate) struct EndedSegment {
 /// A wanted change.
 #[derive(Clone, Debug)]
 pub(crate) enum Intent {
-    /// This broker joins and leads.
+    /// This broker joins, and leads where nobody does.
     Join { endpoint: String },
-    /// A segment ended; what follows it, if anything, is ours.
+    /// This broker leads, unless somebody else does by then.
+    Lead,
+    /// A segment of ours ended.
     End { ended: EndedSegment, after: After },
-    /// A dead epoch's segment that never was adopted, hence holds nothing.
-    EndUnadopted { segment: SegmentId, fence: Slot },
-    /// All segments of a dead epoch have ended.
-    Recovered { epoch: Epoch, fence: Slot },
-    /// Every partition of the topic gets a segment of ours.
-    Serve { topic: TopicId },
-    /// A client's change. For a deletion the segments have ended.
-    Topic { ticket: Ticket, operation: TopicOperation, at: Timestamp, ended: Vec<EndedSegment> },
+    /// The journal of a dead epoch has ended: so have its segments. `reuse_offsets` is a broken rule.
+    Recovered { recovered: Arc<Recovered>, reuse_offsets: bool },
+    /// Every partition of every topic gets an owner, if we lead.
+    Assign,
+    /// The owner of a segment is asked to end it, if that still is as it was.
+    Plan { segment: SegmentId, successors: Vec<Planned> },
+    /// This broker takes no more segments.
+    Leaving,
+    /// This broker has fenced its own journal and owns nothing.
+    Left { fence: Slot },
+    /// A client's change.
+    Topic { ticket: Ticket, operation: TopicOperation, at: Timestamp },
     /// A segment's `Adopt` entry is durable.
     Adopted { segment: SegmentId, slot: Slot },
     /// Files hold these segments.
@@ -67,21 +86,24 @@ pub(crate) enum Intent {
 #[derive(Clone, Debug)]
 pub(crate) enum Settled {
     Joined,
-    /// It ended; its successor.
+    /// Somebody leads.
+    Led,
+    /// A segment of ours ended.
     Ended {
         segment: SegmentId,
-        successor: Option<OpenSegment>,
     },
-    /// These are open now.
-    Serving {
-        opened: Vec<OpenSegment>,
+    /// A dead epoch is recovered, or not all of it yet.
+    Recovered {
+        epoch: Epoch,
+        rest: Option<Intent>,
     },
-    /// The topic after the change; `deletion` where that was wanted, of a topic whose segments had `ended`.
+    /// Everything has an owner, or not all of it yet.
+    Assigned {
+        rest: bool,
+    },
     Topic {
         ticket: Ticket,
         result: Result<Arc<TopicState>, OperationError>,
-        deletion: Option<TopicId>,
-        ended: Vec<EndedSegment>,
     },
     Closed {
         ticket: Ticket,
@@ -90,26 +112,28 @@ pub(crate) enum Settled {
 }
 
 /// An entry being made.
-pub(crate) struct Draft {
+pub(crate) struct Draft<'a> {
     scratch: ClusterState,
-    term: LeaderTerm,
     writer: Epoch,
+    absent: &'a BTreeSet<Epoch>,
     commands: Vec<Command>,
     bytes: usize,
+    /// Open segments of every broker that takes some; counted when it is first asked for.
+    loads: Option<BTreeMap<Epoch, usize>>,
 }
 
-impl Draft {
-    pub(crate) fn new(state: &ClusterState, term: LeaderTerm, writer: Epoch) -> Self {
-        Self { scratch: state.clone(), term, writer, commands: Vec::new(), bytes: 0 }
-    }
-
-    /// The state with what was drafted so far.
-    pub(crate) fn scratch(&self) -> &ClusterState {
-        &self.scratch
+impl<'a> Draft<'a> {
+    /// `absent`: brokers that the writer presumes dead.
+    pub(crate) fn new(state: &ClusterState, writer: Epoch, absent: &'a BTreeSet<Epoch>) -> Self {
+        Self { scratch: state.clone(), writer, absent, commands: Vec::new(), bytes: 0, loads: None }
     }
 
     fn is_full(&self) -> bool {
         self.commands.len() >= MOST_COMMANDS || self.bytes >= MOST_BYTES
+    }
+
+    fn term(&self) -> LeaderTerm {
+        self.scratch.leader.map_or(LeaderTerm(0), |(term, _)| term)
     }
 
     fn push(&mut self, commands: Vec<Command>) -> Result<(), Violation> {
@@ -119,14 +143,28 @@ impl Draft {
         let trial = LogEntry {
             version: self.scratch.version.next(),
             token: Token([0; 16]),
-            term: self.term,
+            term: self.term(),
             writer: self.writer,
             commands,
         };
+        let before = self.scratch.version;
         self.scratch.apply(&trial)?;
+        // Of one entry there are many trials.
+        self.scratch.version = before;
         self.bytes += trial.commands.iter().map(size).sum::<usize>();
         self.commands.extend(trial.commands);
         Ok(())
+    }
+
+    /// The broker with the fewest open segments.
+    fn least_loaded(&mut self) -> Option<Epoch> {
+        let (scratch, absent) = (&self.scratch, self.absent);
+        let loads = self.loads.get_or_insert_with(|| loads(scratch, absent));
+        loads.iter().min_by_key(|(epoch, load)| (**load, **epoch)).map(|(epoch, _)| *epoch)
+    }
+
+    fn takes_segments(&self, epoch: Epoch) -> bool {
+        takes_segments(&self.scratch, self.absent, epoch)
     }
 
     /// Turns an intent into commands.
@@ -137,42 +175,47 @@ impl Draft {
             Intent::Join { endpoint } => {
                 let epoch = self.writer;
                 let joined = Command::EpochJoined { epoch, endpoint: endpoint.clone() };
-                self.push(vec![joined, Command::Lead { epoch, term: self.term }])?;
+                let mut commands = vec![joined];
+                if self.is_vacant() {
+                    commands.push(Command::Lead { epoch, term: self.term().next() });
+                }
+                self.push(commands)?;
+                self.loads = None;
                 Ok(Settled::Joined)
+            }
+            Intent::Lead => {
+                if self.is_vacant() {
+                    self.push(vec![Command::Lead { epoch: self.writer, term: self.term().next() }])?;
+                }
+                Ok(Settled::Led)
             }
             Intent::End { ended, after } => {
                 let segment = ended.state.segment;
-                let range = ended.state.range;
-                self.push(end(ended))?;
-                self.close_if_empty(segment)?;
-                let topic = self.scratch.topics.get(&segment.topic).filter(|t| !t.deleted);
-                let successor = match after {
-                    After::Successor => topic.and_then(|topic| topic.successor(range, self.writer)),
-                    After::Nothing | After::Deletion => None,
-                };
-                self.push(successor.iter().cloned().map(Command::OpenSegment).collect())?;
-                Ok(Settled::Ended { segment, successor })
+                self.end(ended.clone(), *after)?;
+                Ok(Settled::Ended { segment })
             }
-            Intent::EndUnadopted { segment, fence } => {
-                let Some(opened) = self.scratch.open_segment(*segment) else { return Ok(Settled::Nothing) };
-                let end_offsets = opened.start_offsets.clone();
-                let by = SealedBy::Recovery { fence: *fence };
-                let slots = (Slot(1), Slot(1));
-                self.push(vec![Command::SealSegment { segment: *segment, end_offsets, by, slots, bytes: 0 }])?;
-                self.close_if_empty(*segment)?;
-                Ok(Settled::Nothing)
-            }
-            Intent::Recovered { epoch, fence } => {
-                self.push(vec![Command::EpochRecovered { epoch: *epoch, fence: *fence }])?;
-                Ok(Settled::Nothing)
-            }
-            Intent::Serve { topic } => {
-                let unserved = self.scratch.topics.get(topic).map(|t| t.unserved()).unwrap_or_default();
-                let mut opened = Vec::new();
-                for unserved in unserved {
-                    opened.extend(self.open(*topic, unserved.range)?);
+            Intent::Recovered { recovered, reuse_offsets } => self.recovered(recovered, *reuse_offsets, intent),
+            Intent::Assign => Ok(Settled::Assigned { rest: self.assign()? }),
+            Intent::Plan { segment, successors } => {
+                let topic = self.scratch.topics.get(&segment.topic).filter(|topic| !topic.deleted);
+                if topic
+                    .is_some_and(|t| t.open.contains_key(&segment.number) && !t.planned.contains_key(&segment.number))
+                {
+                    self.push(vec![Command::PlanSegment { segment: *segment, successors: successors.clone() }])?;
                 }
-                Ok(Settled::Serving { opened })
+                Ok(Settled::Nothing)
+            }
+            Intent::Leaving => {
+                if self.scratch.epochs.get(&self.writer).is_some_and(EpochState::takes_segments) {
+                    self.push(vec![Command::EpochLeaving { epoch: self.writer }])?;
+                    self.loads = None;
+                }
+                Ok(Settled::Nothing)
+            }
+            Intent::Left { fence } => {
+                self.push(vec![Command::EpochRecovered { epoch: self.writer, fence: *fence }])?;
+                self.loads = None;
+                Ok(Settled::Nothing)
             }
             Intent::Adopted { segment, slot } => {
                 // It may have ended by now; then the end said it.
@@ -197,39 +240,167 @@ impl Draft {
                 }
                 Ok(Settled::Nothing)
             }
-            Intent::Topic { ticket, operation, at, ended } => {
-                let result = self.topic(operation, *at, ended)?;
-                let deletion = match operation {
-                    TopicOperation::Delete { topic } => Some(*topic),
-                    TopicOperation::Create { .. } | TopicOperation::Alter { .. } => None,
-                };
-                Ok(Settled::Topic { ticket: *ticket, result, deletion, ended: ended.clone() })
+            Intent::Topic { ticket, operation, at } => {
+                Ok(Settled::Topic { ticket: *ticket, result: self.topic(operation, *at)? })
             }
         }
     }
 
-    fn open(&mut self, topic: TopicId, range: PartitionRange) -> Result<Option<OpenSegment>, Violation> {
-        let Some(segment) = self.scratch.topics.get(&topic).and_then(|t| t.successor(range, self.writer)) else {
-            return Ok(None);
-        };
-        self.push(vec![Command::OpenSegment(segment.clone())])?;
-        Ok(Some(segment))
+    /// Whether nobody leads who could.
+    fn is_vacant(&self) -> bool {
+        is_vacant(&self.scratch, self.absent)
     }
 
-    /// An ended segment without records needs no file.
-    fn close_if_empty(&mut self, segment: SegmentId) -> Result<(), Violation> {
-        let sealed = self.scratch.topics.get(&segment.topic).and_then(|t| t.sealed.get(&segment.number));
-        if sealed.is_some_and(|sealed| sealed.is_empty()) {
+    /// Ends a segment, unless somebody else did, and opens what follows.
+    fn end(&mut self, ended: EndedSegment, after: After) -> Result<(), Violation> {
+        let segment = ended.state.segment;
+        let Some((opened, topic)) =
+            self.scratch.open_segment(segment).cloned().zip(self.scratch.topics.get(&segment.topic))
+        else {
+            return Ok(());
+        };
+        let (plan, deleted) = (topic.planned.get(&segment.number).cloned(), topic.deleted);
+        self.push(vec![Command::SealSegment {
+            segment,
+            end_offsets: ended.state.next_offsets,
+            by: ended.by,
+            slots: (ended.state.adopted, ended.last_slot),
+            bytes: ended.state.bytes,
+        }])?;
+        self.has_ended(&opened)?;
+        if deleted || after == After::Deletion {
+            return Ok(());
+        }
+        let natural = match after {
+            After::Successor => Some(self.writer),
+            _ => None,
+        };
+        match plan {
+            Some(plan) => plan.into_iter().try_for_each(|next| self.open(segment.topic, next.range, Some(next.owner))),
+            None => self.open(segment.topic, opened.range, natural),
+        }
+    }
+
+    /// An ended segment without records needs no file, and one of a deleted topic gets none.
+    fn has_ended(&mut self, opened: &OpenSegment) -> Result<(), Violation> {
+        if let Some(load) = self.loads.as_mut().and_then(|loads| loads.get_mut(&opened.owner)) {
+            *load = load.saturating_sub(1);
+        }
+        let segment = opened.id;
+        let Some(topic) = self.scratch.topics.get(&segment.topic) else { return Ok(()) };
+        if topic.sealed.get(&segment.number).is_some_and(|sealed| sealed.is_empty() || topic.deleted) {
             self.push(vec![Command::SegmentClosed { segment }])?;
         }
         Ok(())
+    }
+
+    /// Opens a segment over `range` where none is open; with no broker to take it, or while a part of it is still open, nobody
+    /// gets it now.
+    fn open(&mut self, topic: TopicId, range: PartitionRange, owner: Option<Epoch>) -> Result<(), Violation> {
+        let owner = match owner.filter(|owner| self.takes_segments(*owner)) {
+            Some(owner) => owner,
+            None => match self.least_loaded() {
+                Some(owner) => owner,
+                None => return Ok(()),
+            },
+        };
+        let Some(state) = self.scratch.topics.get(&topic).filter(|topic| !topic.deleted) else { return Ok(()) };
+        if state.open.values().any(|open| open.range.overlaps(range)) {
+            return Ok(());
+        }
+        let Some(segment) = state.successor(range, owner) else { return Ok(()) };
+        self.push(vec![Command::OpenSegment(segment)])?;
+        if let Some(load) = self.loads.as_mut().and_then(|loads| loads.get_mut(&owner)) {
+            *load += 1;
+        }
+        Ok(())
+    }
+
+    /// All segments that a dead epoch owns have ended with its journal. If they do not fit into this entry, the rest follows.
+    fn recovered(
+        &mut self,
+        recovered: &Arc<Recovered>,
+        reuse_offsets: bool,
+        intent: &Intent,
+    ) -> Result<Settled, Violation> {
+        let epoch = recovered.epoch;
+        if self.scratch.epochs.get(&epoch).is_none_or(|state| state.fence.is_some()) {
+            return Ok(Settled::Recovered { epoch, rest: None });
+        }
+        let last_slots = recovered.last_slots();
+        let owned: Vec<OpenSegment> = self.scratch.owned_by(epoch).cloned().collect();
+        for opened in owned {
+            if self.is_full() {
+                return Ok(Settled::Recovered { epoch, rest: Some(intent.clone()) });
+            }
+            let segment = opened.id;
+            match recovered.ended(segment, &last_slots) {
+                Some(mut ended) => {
+                    if reuse_offsets {
+                        ended.state.next_offsets.clone_from(&opened.start_offsets);
+                    }
+                    self.end(ended, After::Anybody)?;
+                }
+                None => {
+                    if self.scratch.topics.get(&segment.topic).is_some_and(|t| t.adopted.contains_key(&segment.number))
+                    {
+                        return Err(Violation {
+                            version: self.scratch.version,
+                            invariant: "adopted-segments-are-in-their-journals",
+                            detail: format!("segment {segment} was adopted in journal {epoch}, which does not know it"),
+                        });
+                    }
+                    // It never was adopted, hence holds nothing.
+                    let state = SegmentState {
+                        segment,
+                        range: opened.range,
+                        adopted: Slot(1),
+                        bytes: 0,
+                        next_offsets: opened.start_offsets.clone(),
+                        last_append_time: Timestamp::default(),
+                        producers: Vec::new(),
+                    };
+                    let by = SealedBy::Recovery { fence: recovered.fence };
+                    self.end(EndedSegment { state, by, last_slot: Slot(1) }, After::Anybody)?;
+                }
+            }
+        }
+        self.push(vec![Command::EpochRecovered { epoch, fence: recovered.fence }])?;
+        self.loads = None;
+        Ok(Settled::Recovered { epoch, rest: None })
+    }
+
+    /// Opens what nobody serves and no plan waits for; whether some is left.
+    fn assign(&mut self) -> Result<bool, Violation> {
+        if self.scratch.leader.is_none_or(|(_, leader)| leader != self.writer) {
+            return Ok(false);
+        }
+        let mut wanted = Vec::new();
+        for topic in self.scratch.topics.values().filter(|topic| !topic.deleted) {
+            for unserved in topic.unserved() {
+                let mut left = vec![unserved.range];
+                let planned = topic.planned.iter().filter_map(|(number, plan)| Some((topic.open.get(number)?, plan)));
+                for (open, plan) in planned {
+                    for next in plan.iter().filter(|next| next.range.overlaps(open.range)) {
+                        left = without(&left, next.range);
+                    }
+                }
+                wanted.extend(left.into_iter().map(|range| (topic.id, range)));
+            }
+        }
+        for (topic, range) in wanted {
+            if self.is_full() {
+                return Ok(true);
+            }
+            self.open(topic, range, None)?;
+        }
+        Ok(false)
     }
 
     fn topic(
         &mut self,
         operation: &TopicOperation,
         at: Timestamp,
-        ended: &[EndedSegment],
     ) -> Result<Result<Arc<TopicState>, OperationError>, Violation> {
         let id = match operation {
             TopicOperation::Create { name, config } => {
@@ -241,10 +412,10 @@ impl Draft {
                 }
                 let topic = self.scratch.next_topic;
                 let (name, config) = (name.clone(), config.clone());
-                let range = PartitionRange::new(PartitionId(0), PartitionId(config.partitions));
+                let ranges = self.first_ranges(&config);
                 self.push(vec![Command::CreateTopic { topic, name, config, created_at: at }])?;
-                if let Some(range) = range {
-                    self.open(topic, range)?;
+                for range in ranges {
+                    self.open(topic, range, None)?;
                 }
                 topic
             }
@@ -263,50 +434,61 @@ impl Draft {
                 self.push(vec![Command::AlterTopic { topic: *id, config: config.clone() }])?;
                 *id
             }
-            TopicOperation::Delete { topic: id } => return self.delete(*id, ended),
+            TopicOperation::Delete { topic: id } => {
+                let Some(topic) = self.scratch.topics.get(id).filter(|t| !t.deleted) else {
+                    return Ok(Err(OperationError::UnknownTopic(*id)));
+                };
+                let mut last = TopicState::clone(topic);
+                last.deleted = true;
+                let closed = last.sealed.keys().map(|number| SegmentId { topic: *id, number: *number });
+                let mut commands: Vec<_> = closed.map(|segment| Command::SegmentClosed { segment }).collect();
+                // Last, since a topic without segments leaves the state with it.
+                commands.push(Command::DeleteTopic { topic: *id });
+                self.push(commands)?;
+                return Ok(Ok(Arc::new(last)));
+            }
         };
         Ok(self.scratch.topics.get(&id).cloned().ok_or(OperationError::UnknownTopic(id)))
     }
 
-    /// All at once: its segments end, none waits for a file any more, its name is free.
-    fn delete(
-        &mut self,
-        id: TopicId,
-        ended: &[EndedSegment],
-    ) -> Result<Result<Arc<TopicState>, OperationError>, Violation> {
-        let Some(topic) = self.scratch.topics.get(&id).filter(|t| !t.deleted) else {
-            return Ok(Err(OperationError::UnknownTopic(id)));
-        };
-        let mut last = TopicState::clone(topic);
-        last.deleted = true;
-        let still_open = last.open.keys().filter(|n| !ended.iter().any(|e| e.state.segment.number == **n)).count();
-        if still_open > 0 {
-            let why = format!("{still_open} of its segments are open at another broker: try again");
-            return Ok(Err(OperationError::Invalid(why)));
-        }
-        let mut commands: Vec<_> = ended.iter().flat_map(end).collect();
-        let numbers = last.sealed.keys().copied().chain(ended.iter().map(|e| e.state.segment.number));
-        commands.extend(
-            numbers
-                .map(|number| Command::SegmentClosed { segment: SegmentId { topic: id, number } })
-                .collect::<Vec<_>>(),
-        );
-        // Last, since the topic leaves the state with its last segment.
-        commands.push(Command::DeleteTopic { topic: id });
-        self.push(commands)?;
-        Ok(Ok(Arc::new(last)))
+    /// The ranges of a new topic's first segments.
+    fn first_ranges(&mut self, config: &TopicConfig) -> Vec<PartitionRange> {
+        let (scratch, absent) = (&self.scratch, self.absent);
+        let brokers = self.loads.get_or_insert_with(|| loads(scratch, absent)).len();
+        let partitions = config.partitions;
+        let count = if scratch.topics.len() < SPREAD_TOPICS { brokers.max(1) as u32 } else { 1 }.min(partitions);
+        let at = |part: u32| PartitionId((u64::from(partitions) * u64::from(part) / u64::from(count)) as u32);
+        (0..count).filter_map(|part| PartitionRange::new(at(part), at(part + 1))).collect()
     }
 }
 
-fn end(ended: &EndedSegment) -> Vec<Command> {
-    let EndedSegment { state, by, last_slot } = ended;
-    vec![Command::SealSegment {
-        segment: state.segment,
-        end_offsets: state.next_offsets.clone(),
-        by: *by,
-        slots: (state.adopted, *last_slot),
-        bytes: state.bytes,
-    }]
+/// Whether nobody leads who could.
+pub(crate) fn is_vacant(state: &ClusterState, absent: &BTreeSet<Epoch>) -> bool {
+    state.leader.is_none_or(|(_, leader)| !takes_segments(state, absent, leader))
+}
+
+/// Whether a broker may be given segments.
+pub(crate) fn takes_segments(state: &ClusterState, absent: &BTreeSet<Epoch>, epoch: Epoch) -> bool {
+    !absent.contains(&epoch) && state.epochs.get(&epoch).is_some_and(EpochState::takes_segments)
+}
+
+/// Open segments of every broker that takes some.
+pub(crate) fn loads(state: &ClusterState, absent: &BTreeSet<Epoch>) -> BTreeMap<Epoch, usize> {
+    let takers = state.epochs.keys().filter(|epoch| takes_segments(state, absent, **epoch));
+    let mut loads: BTreeMap<Epoch, usize> = takers.map(|epoch| (*epoch, 0)).collect();
+    for open in state.open_segments() {
+        if let Some(load) = loads.get_mut(&open.owner) {
+            *load += 1;
+        }
+    }
+    loads
+}
+
+/// `ranges` without `taken`.
+fn without(ranges: &[PartitionRange], taken: PartitionRange) -> Vec<PartitionRange> {
+    let below = |r: &PartitionRange| PartitionRange::new(r.lo(), r.hi().min(taken.lo()));
+    let above = |r: &PartitionRange| PartitionRange::new(r.lo().max(taken.hi()), r.hi());
+    ranges.iter().flat_map(|r| [below(r), above(r)]).flatten().collect()
 }
 
 /// About how many bytes a command takes.
@@ -316,6 +498,7 @@ fn size(command: &Command) -> usize {
         Command::OpenSegment(segment) => 40 + OFFSET * segment.start_offsets.len() + 4 * segment.predecessors.len(),
         Command::SealSegment { end_offsets, .. } => 40 + OFFSET * end_offsets.len(),
         Command::CreateTopic { .. } | Command::AlterTopic { .. } => 400,
+        Command::PlanSegment { successors, .. } => 32 + 12 * successors.len(),
         _ => 32,
     }
 }
@@ -332,15 +515,13 @@ pub(crate) struct Proposed {
 #[derive(Debug)]
 pub(crate) struct ClusterWriter {
     pub(crate) state: Arc<ClusterState>,
-    /// Our term, once we lead.
-    pub(crate) term: Option<LeaderTerm>,
     queue: VecDeque<Intent>,
     pub(crate) proposed: Option<Proposed>,
 }
 
 impl ClusterWriter {
     pub(crate) fn new() -> Self {
-        Self { state: Arc::new(ClusterState::default()), term: None, queue: VecDeque::new(), proposed: None }
+        Self { state: Arc::new(ClusterState::default()), queue: VecDeque::new(), proposed: None }
     }
 
     pub(crate) fn want(&mut self, intent: Intent) {
@@ -353,12 +534,16 @@ impl ClusterWriter {
     }
 
     /// Decides the next entry, unless one is under way or nothing is wanted. What needs no entry is settled at once.
-    pub(crate) fn propose(&mut self, writer: Epoch, mut token: impl FnMut() -> Token) -> Result<Proposal, Violation> {
+    pub(crate) fn propose(
+        &mut self,
+        writer: Epoch,
+        absent: &BTreeSet<Epoch>,
+        mut token: impl FnMut() -> Token,
+    ) -> Result<Proposal, Violation> {
         if self.proposed.is_some() || self.queue.is_empty() {
             return Ok(Proposal::Nothing);
         }
-        let term = self.term.unwrap_or_else(|| self.state.leader.map_or(LeaderTerm(1), |(term, _)| term.next()));
-        let mut draft = Draft::new(&self.state, term, writer);
+        let mut draft = Draft::new(&self.state, writer, absent);
         let mut intents = Vec::new();
         while !draft.is_full()
             && let Some(intent) = self.queue.pop_front()
@@ -369,7 +554,7 @@ impl ClusterWriter {
         if draft.commands.is_empty() {
             return Ok(Proposal::Settled(intents.into_iter().map(|(_, settled)| settled).collect()));
         }
-        let version = self.state.version.next();
+        let (version, term) = (self.state.version.next(), draft.term());
         let entry = LogEntry { version, token: token(), term, writer, commands: draft.commands };
         let bytes = entry.encode();
         self.proposed = Some(Proposed { entry, intents });
@@ -377,15 +562,10 @@ impl ClusterWriter {
     }
 
     /// Our entry is committed.
-    pub(crate) fn committed(&mut self) -> Result<Vec<Settled>, Violation> {
-        let Some(Proposed { entry, intents }) = self.proposed.take() else { return Ok(Vec::new()) };
+    pub(crate) fn committed(&mut self) -> Result<Option<(LogEntry, Vec<Settled>)>, Violation> {
+        let Some(Proposed { entry, intents }) = self.proposed.take() else { return Ok(None) };
         Arc::make_mut(&mut self.state).apply(&entry)?;
-        if let Some((term, leader)) = self.state.leader
-            && leader == entry.writer
-        {
-            self.term = Some(term);
-        }
-        Ok(intents.into_iter().map(|(_, settled)| settled).collect())
+        Ok(Some((entry, intents.into_iter().map(|(_, settled)| settled).collect())))
     }
 
     /// Somebody else wrote the entry that follows.
@@ -404,6 +584,17 @@ impl ClusterWriter {
         let proposed = self.proposed.take().map(|p| p.intents).unwrap_or_default();
         let proposed = proposed.into_iter().map(|(intent, _)| (intent, true));
         proposed.chain(self.queue.drain(..).map(|intent| (intent, false))).collect()
+    }
+
+    /// How many segments' owners are asked to end them.
+    pub(crate) fn plans(&self) -> usize {
+        self.state.topics.values().map(|topic| topic.planned.len()).sum()
+    }
+
+    /// The number of an open segment of a topic over a partition, and its owner.
+    pub(crate) fn owner_of(&self, topic: TopicId, partition: PartitionId) -> Option<(SegmentNumber, Epoch)> {
+        let open = self.state.topics.get(&topic)?.open_segment(partition)?;
+        Some((open.id.number, open.owner))
     }
 }
 

@@ -154,10 +154,30 @@ pub enum Input {
         /// Answered with [`Reply::Confirmed`].
         ticket: Ticket,
     },
-    /// Seal everything, commit, and stop.
+    /// Somebody wants to be sure that the state includes everything that was in the log when the request came.
+    Refresh {
+        /// Answered with [`Reply::Refreshed`].
+        ticket: Ticket,
+    },
+    /// Hand everything over, commit, and stop.
     Drain {
         /// Answered with [`Reply::Drained`].
         ticket: Ticket,
+    },
+    /// Another broker gave a sign of life.
+    PeerSeen {
+        /// Its epoch.
+        epoch: Epoch,
+        /// The last slot of its journal that it knows to be committed.
+        committed: Slot,
+        /// The last entry of the log that it knows.
+        version: Version,
+    },
+    /// The connection to another broker ended and the next one was refused: nobody listens there. If that is wrong, the broker is
+    /// fenced all the same, and has to join anew.
+    PeerGone {
+        /// Its epoch.
+        epoch: Epoch,
     },
     /// A moment asked for by [`Effect::WakeAt`] has come.
     Tick,
@@ -292,6 +312,8 @@ pub enum Reply {
     Closed(Result<(), OperationError>),
     /// To [`Input::Confirm`]: when the request came, nobody had taken over, and readers were told of everything that was acked.
     Confirmed(Result<(), OperationError>),
+    /// To [`Input::Refresh`].
+    Refreshed(Result<(), OperationError>),
     /// To [`Input::Drain`].
     Drained(Result<(), OperationError>),
 }
@@ -388,9 +410,12 @@ pub enum StopReason {
         /// Where.
         slot: Slot,
     },
-    /// Another leads with a higher term.
-    #[error("epoch {0} took over the cluster")]
+    /// It was presumed dead, and its journal recovered.
+    #[error("presumed dead and recovered by another broker; epoch {0} leads")]
     Superseded(Epoch),
+    /// It slept for so long that the cluster log has gone on by more than it keeps.
+    #[error("entry {0} of the cluster log, the last one that it knows, is not kept any more: it slept for too long")]
+    Outrun(Version),
     /// What is stored contradicts itself: going on could lose data.
     #[error("the stored state is damaged: {0}")]
     Damaged(String),
@@ -421,6 +446,12 @@ pub struct Status {
     pub epoch: Option<Epoch>,
     /// The last committed slot.
     pub committed_slot: Slot,
+    /// The last entry of the log that it knows.
+    pub version: Version,
+    /// It leads.
+    pub leads: bool,
+    /// Brokers that joined and were not recovered, itself among them.
+    pub brokers: usize,
     /// Slots created and not yet answered.
     pub slots_in_flight: usize,
     /// Batch bytes waiting or in flight.

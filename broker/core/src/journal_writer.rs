@@ -105,6 +105,8 @@ pub(crate) struct JournalWriter {
     /// Slots with checkpoints, ascending; the last one is the latest placed.
     checkpoints: VecDeque<Slot>,
     since_checkpoint: Vec<BatchLocation>,
+    /// Its own fence is placed.
+    closed: bool,
     /// Whether gaps are ignored: a broken rule for the simulator to catch.
     pub(crate) ignores_gaps: bool,
 }
@@ -124,6 +126,7 @@ impl JournalWriter {
             placed_at: now,
             checkpoints: VecDeque::new(),
             since_checkpoint: Vec::new(),
+            closed: false,
             ignores_gaps: false,
         }
     }
@@ -150,7 +153,11 @@ impl JournalWriter {
     }
     /// Whether another slot may be created now.
     pub(crate) fn has_room(&self) -> bool {
-        self.next.0 <= self.committed.0 + self.window
+        !self.closed && self.next.0 <= self.committed.0 + self.window
+    }
+    /// Whether it has its own fence.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed
     }
     /// Whether every slot that was placed is committed.
     pub(crate) fn has_none_in_flight(&self) -> bool {
@@ -227,6 +234,15 @@ impl JournalWriter {
         let request = Request::Commit { chain: Chain::Journal(self.epoch), number: slot.0, bytes };
         operations.submit(turn, Purpose::Journal(slot), request);
         slot
+    }
+
+    /// Ends the journal with a fence of our own. Nothing may be in flight; nothing is placed from here on.
+    pub(crate) fn close(&mut self, turn: &mut Turn<'_>, operations: &mut Operations, token: Token) {
+        self.closed = true;
+        let (epoch, slot) = (self.epoch, self.next);
+        let fence = JournalObject::Fence { epoch, slot, token, by: epoch };
+        let request = Request::Commit { chain: Chain::Journal(epoch), number: slot.0, bytes: fence.encode() };
+        operations.submit(turn, Purpose::OwnFence(slot), request);
     }
 
     /// Lets an answer wait until everything that it relies on is durable; gives it back when it is.

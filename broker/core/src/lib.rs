@@ -9,7 +9,10 @@
 //! |---|---|
 //! | `broker` | one broker: dispatch of inputs and answers, its end, its wake-ups |
 //! | `operations`, `walk` | what was asked of the store, repeated until it is answered |
-//! | `startup` | taking an epoch, reading the log, joining, taking over |
+//! | `startup` | taking an epoch, reading the log, joining |
+//! | `members` | who else is there, who is presumed dead, who leads; following the log |
+//! | `leading` | what the leader does: recovering the dead, giving segments to brokers |
+//! | `arrivals` | segments that the log gave to us, until we begin with them |
 //! | `recovery`, `tails` | where a dead journal ends and what it adds up to |
 //! | `journal_writer` | slots of the own journal: window, contiguous commits, proof of not being fenced |
 //! | `sequencer`, `lanes`, `requests` | from an append to its place and its answer |
@@ -17,10 +20,11 @@
 //! | `sealing`, `topics`, `drain` | how segments end, how topics change, how a broker leaves |
 //! | `confirm` | proof for answers that only a broker which is not fenced may give |
 //! | `cluster_writer` | group commit to the cluster log |
-//! | `upkeep` | ages, expiry, snapshots, freeing, the look at the log |
+//! | `upkeep` | ages, expiry, snapshots, freeing |
 
 #![warn(missing_docs)]
 
+mod arrivals;
 mod broker;
 mod cluster_writer;
 mod confirm;
@@ -28,7 +32,9 @@ mod drain;
 mod interface;
 mod journal_writer;
 mod lanes;
+mod leading;
 mod ledger;
+mod members;
 mod mutation;
 mod operations;
 mod producers;

@@ -38,11 +38,15 @@ pub enum Mutation {
     FreeTooMuch,
     /// Tells the log of a segment's end when the seal entry is placed.
     EndBeforeDurable,
+    /// Ends other brokers' segments where it leads, instead of asking.
+    EndForOthers,
+    /// Begins with a segment when it wants it, before the log names it as the owner.
+    OwnBeforeNamed,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 17] = [
         Self::AckBeforeDurable,
         Self::AckAboveGap,
         Self::SkipFencing,
@@ -58,5 +62,7 @@ impl Mutation {
         Self::StaleAnswers,
         Self::FreeTooMuch,
         Self::EndBeforeDurable,
+        Self::EndForOthers,
+        Self::OwnBeforeNamed,
     ];
 }

@@ -38,9 +38,13 @@ pub(crate) enum Purpose {
     TailWalk(Epoch, u64),
     LogCommit,
     LogWatch,
-    /// After the log was found freed under us: who leads now?
-    Usurper,
+    /// Whether an epoch's journal moves.
+    WatchTip(Epoch),
+    /// Whether the log's last known entry is still there.
+    LogStill(u64),
     Journal(Slot),
+    /// The fence at the end of our own journal.
+    OwnFence(Slot),
     Confirm(Slot),
     StoreSnapshot(Version),
     FreeLog,

@@ -5,8 +5,9 @@
 //! 1. *Wanted.* Age, size, a new UTC day, a client, a deletion or a drain ends a segment: it takes no batch any more. Those that
 //!    arrive wait aside.
 //! 2. *Seal entry* in the journal, behind everything that was placed in the segment, with its final state.
-//! 3. *Log.* Once that slot is released: one entry says that it ended and opens its successor with the same range.
-//! 4. *Adopt entry* of the successor, then the waiting batches, maybe in the same object.
+//! 3. *Log.* Once that slot is released: one entry says that it ended and opens what was planned to follow it, or its successor with
+//!    the same range.
+//! 4. *Adopt entry* of the successor by its owner, then the waiting batches, maybe in the same object.
 //! 5. *Log.* Once that slot is released: the predecessors' journals are no longer needed for the producers' state.
 //!
 //! A crash after 2 leaves an open segment with a seal entry: recovery finds it. A crash after 3 leaves an open segment without
@@ -18,15 +19,19 @@ use crate::{
     interface::{Effect, OperationError, Reply, Ticket},
     ledger::Ledger,
     mutation::Mutation,
+    producers::Producers,
     segment::{After, OwnedSegment, Stage},
     turn::Turn,
 };
 use refstream_format::{
-    cluster_log::{OpenSegment, SealedBy},
+    cluster_log::{OpenSegment, Planned, SealedBy},
     journal::SegmentState,
 };
 use refstream_types::{PartitionId, ProducerId, SegmentId, SegmentNumber, Slot, TopicId};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::Arc,
+};
 
 /// A client that waits for segments to end.
 #[derive(Debug)]
@@ -44,6 +49,8 @@ pub(crate) struct Sealing {
     pub(crate) to_expire: BTreeMap<SegmentId, Vec<(PartitionId, ProducerId)>>,
     /// Segments whose seal entry is placed and whose end is not in the log.
     pub(crate) unlogged: usize,
+    /// The producers of segments that ended here, with the times at which they would have been forgotten, until successors began.
+    pub(crate) left: BTreeMap<SegmentId, Producers>,
     waiting: Vec<Waiting>,
 }
 
@@ -53,9 +60,12 @@ impl Sealing {
         std::mem::take(&mut self.waiting).into_iter().map(|waiting| waiting.ticket).collect()
     }
 
-    fn ended(&mut self, turn: &mut Turn<'_>, segment: SegmentId) {
+    /// A segment has ended, somewhere; `is_empty`: without records.
+    pub(crate) fn ended(&mut self, turn: &mut Turn<'_>, segment: SegmentId, is_empty: bool) {
         for waiting in &mut self.waiting {
-            waiting.open.remove(&segment);
+            if waiting.open.remove(&segment) && is_empty {
+                waiting.numbers.retain(|number| *number != segment.number);
+            }
         }
         let (done, open) = std::mem::take(&mut self.waiting).into_iter().partition(|w| w.open.is_empty());
         self.waiting = open;
@@ -67,21 +77,26 @@ impl Sealing {
 }
 
 impl Broker {
-    /// A client wants a topic's open segments that hold records sealed.
+    /// A client wants a topic's open segments that hold records sealed: ours end, the owners of others are asked.
     pub(crate) fn seal(&mut self, turn: &mut Turn<'_>, ticket: Ticket, topic: TopicId) {
-        let known = self.cluster.state.topics.get(&topic).is_some_and(|topic| !topic.deleted);
-        if !known || self.deletions.contains_key(&topic) {
+        let state = Arc::clone(&self.cluster.state);
+        let Some(state) = state.topics.get(&topic).filter(|topic| !topic.deleted) else {
             let result = Err(OperationError::UnknownTopic(topic));
             return turn.emit(Effect::Reply { ticket, reply: Reply::Sealed(result) });
-        }
+        };
         let mine = self.segments_of(topic);
-        let open: BTreeSet<_> = mine.into_iter().filter(|id| self.segments[id].holds_records()).collect();
+        let mut open: BTreeSet<_> = mine.into_iter().filter(|id| self.segments[id].holds_records()).collect();
+        for id in &open {
+            self.end_segment(*id, After::Successor);
+        }
+        for other in state.open.values().filter(|open| Some(open.owner) != self.epoch) {
+            let successors = vec![Planned { range: other.range, owner: other.owner }];
+            self.cluster.want(Intent::Plan { segment: other.id, successors });
+            open.insert(other.id);
+        }
         let numbers: Vec<_> = open.iter().map(|id| id.number).collect();
         if open.is_empty() {
             return turn.emit(Effect::Reply { ticket, reply: Reply::Sealed(Ok(numbers)) });
-        }
-        for id in &open {
-            self.end_segment(*id, After::Successor);
         }
         self.sealing.waiting.push(Waiting { ticket, numbers, open });
     }
@@ -106,46 +121,44 @@ impl Broker {
     pub(crate) fn seal_released(&mut self, id: SegmentId) {
         let Some(segment) = self.segments.get_mut(&id) else { return };
         let after = segment.ending.unwrap_or(After::Successor);
-        if segment.end_is_durable {
-            return;
-        }
-        segment.end_is_durable = true;
-        if after == After::Deletion {
-            return self.advance_deletion(id.topic);
-        }
-        if let Some(ended) = ended(segment) {
+        if !segment.end_is_told
+            && let Some(ended) = ended(segment)
+        {
             segment.end_is_told = true;
             self.cluster.want(Intent::End { ended, after });
         }
     }
 
-    /// The log says that a segment of ours ended, and what follows.
-    pub(crate) fn segment_ended(&mut self, turn: &mut Turn<'_>, id: SegmentId, successor: Option<OpenSegment>) {
+    /// The log says that a segment of ours ended.
+    pub(crate) fn segment_ended(&mut self, id: SegmentId) {
         if let Some(segment) = self.segments.remove(&id) {
             self.sealing.unlogged = self.sealing.unlogged.saturating_sub(1);
-            if let Some(successor) = successor {
-                let next = successor.id;
-                self.finals.insert(id, segment.state());
-                self.take_over(turn, successor);
-                self.finals.remove(&id);
-                if let Some(next) = self.segments.get_mut(&next) {
-                    next.ledger.producers.keep_expiries(&segment.ledger.producers);
-                }
-            }
+            self.finals.insert(id, segment.state());
+            self.sealing.left.insert(id, segment.ledger.producers);
         }
-        self.sealing.ended(turn, id);
-        self.advance_deletion(id.topic);
     }
 
-    /// The log names us as a segment's owner.
-    pub(crate) fn take_over(&mut self, turn: &Turn<'_>, opened: OpenSegment) {
+    /// Begins with a segment whose predecessors' final states are known, or whose topic is deleted.
+    pub(crate) fn take_over(&mut self, turn: &Turn<'_>, opened: OpenSegment, deleted: bool) {
         let id = opened.id;
-        let finals = opened.predecessors.iter().filter_map(|number| {
-            let predecessor = SegmentId { topic: id.topic, number: *number };
-            self.finals.get(&predecessor).cloned()
-        });
-        let finals: Vec<_> = finals.collect();
-        let mut state = match SegmentState::adopt(&opened, &finals, Slot(0)) {
+        let predecessor = |number: &SegmentNumber| SegmentId { topic: id.topic, number: *number };
+        let finals: Vec<_> =
+            opened.predecessors.iter().filter_map(|number| self.finals.get(&predecessor(number)).cloned()).collect();
+        let state = match SegmentState::adopt(&opened, &finals, Slot(0)) {
+            Ok(state) => Ok(state),
+            // Of a deleted topic nobody needs to know its producers.
+            Err(_) if deleted => Ok(SegmentState {
+                segment: id,
+                range: opened.range,
+                adopted: Slot(0),
+                bytes: 0,
+                next_offsets: opened.start_offsets.clone(),
+                last_append_time: turn.now.wall,
+                producers: Vec::new(),
+            }),
+            Err(why) => Err(why),
+        };
+        let mut state = match state {
             Ok(state) => state,
             Err(why) => {
                 self.upkeep.damage = Some(why);
@@ -155,21 +168,21 @@ impl Broker {
         if self.mutation == Mutation::ForgetProducers {
             state.producers.clear();
         }
-        let ledger = Ledger::new(&state, turn.now.monotonic, self.settings.producer_expiry);
+        let mut ledger = Ledger::new(&state, turn.now.monotonic, self.settings.producer_expiry);
+        for number in &opened.predecessors {
+            if let Some(earlier) = self.sealing.left.get(&predecessor(number)) {
+                ledger.producers.keep_expiries(earlier);
+            }
+        }
         let mut segment = OwnedSegment::new(opened, ledger);
-        if self.deletions.contains_key(&id.topic) {
+        let planned = self.cluster.state.topics.get(&id.topic).is_some_and(|t| t.planned.contains_key(&id.number));
+        if deleted {
             segment.end(After::Deletion);
+        } else if planned {
+            segment.end(After::Successor);
         }
         self.segments.insert(id, segment);
         self.sealing.to_adopt.push_back(id);
-    }
-
-    /// A segment of ours ended with its topic.
-    pub(crate) fn segment_deleted(&mut self, turn: &mut Turn<'_>, id: SegmentId) {
-        if self.segments.remove(&id).is_some() {
-            self.sealing.unlogged = self.sealing.unlogged.saturating_sub(1);
-        }
-        self.sealing.ended(turn, id);
     }
 }
 

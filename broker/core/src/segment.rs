@@ -22,13 +22,13 @@ pub(crate) enum Stage {
     Ended(Slot),
 }
 
-/// What follows an ended segment; a later one wins.
+/// What follows an ended segment, where nothing was planned; a later one wins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum After {
-    /// A successor over the same range.
+    /// A successor over the same range at the same broker.
     Successor,
-    /// Nothing: the broker is drained.
-    Nothing,
+    /// A successor over the same range, at whichever broker has the least.
+    Anybody,
     /// Nothing: the topic is deleted.
     Deletion,
 }
@@ -45,9 +45,7 @@ pub(crate) struct OwnedSegment {
     pub(crate) last_slot: Slot,
     /// When its first batch was placed: monotonic, and its append time.
     pub(crate) first_batch: Option<(Duration, Timestamp)>,
-    /// Its `Seal` entry is durable.
-    pub(crate) end_is_durable: bool,
-    /// Its end is on the way to the log by itself, not with its topic's deletion.
+    /// Its `Seal` entry is durable, and its end on the way to the log.
     pub(crate) end_is_told: bool,
 }
 
@@ -60,7 +58,6 @@ impl OwnedSegment {
             ending: None,
             last_slot: Slot(0),
             first_batch: None,
-            end_is_durable: false,
             end_is_told: false,
         }
     }

@@ -28,7 +28,7 @@ use crate::{
     operations::Decided,
     producers::Verdict,
     requests::Outcome,
-    segment::{After, Stage},
+    segment::{After, OwnedSegment, Stage},
     turn::Turn,
 };
 use refstream_format::{
@@ -65,7 +65,7 @@ impl Broker {
                 let full = self.pending_bytes > 0 && self.pending_bytes + length > limit;
                 full.then(|| AppendError::Throttled(THROTTLE.max(self.settings.linger * 2)))
             });
-            if let Some(error) = refusal {
+            if let Some(error) = refusal.filter(|error| !self.may_be_new(error)) {
                 self.requests.settle(turn, ticket, index, Err(error));
                 continue;
             }
@@ -79,7 +79,7 @@ impl Broker {
     fn refusal(&self, topic: TopicId, partition: PartitionId) -> Option<AppendError> {
         match &self.life {
             Life::Serving => {}
-            Life::Starting(startup) => return Some(AppendError::Unavailable(startup.describe())),
+            Life::Starting(startup) => return Some(AppendError::Unavailable(self.describe(startup))),
             Life::Draining(_) => return Some(AppendError::Unavailable("it is draining")),
             Life::Stopped => return Some(AppendError::Unavailable("it has stopped")),
         }
@@ -89,10 +89,13 @@ impl Broker {
         if partition.0 >= state.partitions() {
             return Some(AppendError::UnknownPartition { partition, partitions: state.partitions() });
         }
-        if self.deletions.contains_key(&topic) {
-            return Some(AppendError::NotServed(partition));
-        }
         None
+    }
+
+    /// Whether an unknown topic may be younger than the log as we know it. Ids are never reused, and rise.
+    fn may_be_new(&self, error: &AppendError) -> bool {
+        matches!(error, AppendError::UnknownTopic(topic) if *topic >= self.cluster.state.next_topic)
+            && self.others().next().is_some()
     }
 
     /// Our segment over a partition.
@@ -290,21 +293,20 @@ impl Broker {
             _ => self.refusal(queued.topic, queued.partition),
         };
         if let Some(error) = refusal {
-            self.refuse(turn, queued, error);
+            if self.may_be_new(&error) && !self.knows_log(now.monotonic) {
+                self.watch_log(turn);
+                self.lanes.park(queued);
+            } else {
+                self.refuse(turn, queued, error);
+            }
             return false;
         }
         let broken = self.mutation == Mutation::AppendAfterSeal;
         let id = self.segment_of(queued.topic, queued.partition);
-        let Some(id) = id.filter(|id| {
-            self.segments
-                .get(id)
-                .is_some_and(|segment| segment.takes_batches() || broken && matches!(segment.stage, Stage::Ended(_)))
-        }) else {
-            self.lanes.park(queued);
-            return false;
-        };
-        let Some(segment) = self.segments.get_mut(&id) else {
-            self.lanes.park(queued);
+        let takes =
+            |segment: &&mut OwnedSegment| segment.takes_batches() || broken && matches!(segment.stage, Stage::Ended(_));
+        let Some((id, segment)) = id.and_then(|id| Some((id, self.segments.get_mut(&id).filter(takes)?))) else {
+            self.set_aside(turn, queued);
             return false;
         };
         let append_time = segment.ledger.append_time(now.wall);
@@ -368,6 +370,42 @@ impl Broker {
         false
     }
 
+    /// A batch that no segment of ours takes now waits aside: for a segment to open here, or until it is certain that somebody else
+    /// serves the partition. The client may have been told of us by somebody who reads the log faster.
+    fn set_aside(&mut self, turn: &mut Turn<'_>, queued: Queued) {
+        if self.is_served_elsewhere(&queued) {
+            if self.knows_log(turn.now.monotonic) {
+                let error = AppendError::NotServed(queued.partition);
+                return self.refuse(turn, queued, error);
+            }
+            self.watch_log(turn);
+        }
+        self.lanes.park(queued);
+    }
+
+    fn is_served_elsewhere(&self, queued: &Queued) -> bool {
+        let owner = self.cluster.owner_of(queued.topic, queued.partition);
+        owner.is_some_and(|(_, owner)| Some(owner) != self.epoch)
+    }
+
+    /// Refuses parked batches whose partition somebody else serves, or whose topic does not exist.
+    pub(crate) fn redirect_parked(&mut self, turn: &mut Turn<'_>) {
+        if self.lanes.oldest_parked().is_none() {
+            return;
+        }
+        for queued in self.lanes.take_parked(|_| true) {
+            if self.is_served_elsewhere(&queued) {
+                let error = AppendError::NotServed(queued.partition);
+                self.refuse(turn, queued, error);
+            } else if !self.cluster.state.topics.contains_key(&queued.topic) {
+                let error = AppendError::UnknownTopic(queued.topic);
+                self.refuse(turn, queued, error);
+            } else {
+                self.lanes.park(queued);
+            }
+        }
+    }
+
     /// Refuses a batch that was never placed, for a reason that the log's durable state gives.
     pub(crate) fn refuse(&mut self, turn: &mut Turn<'_>, queued: Queued, error: AppendError) {
         self.pending_bytes = self.pending_bytes.saturating_sub(queued.len());
@@ -388,7 +426,9 @@ impl Broker {
             decided => decided,
         };
         let Some(journal) = self.journal.as_mut() else { return Ok(()) };
-        for (slot, flight) in journal.decided(slot, decided, since, turn.now.monotonic)? {
+        let now = turn.now.monotonic;
+        self.members.wrote(now.saturating_sub(since), self.settings.death_after, now);
+        for (slot, flight) in journal.decided(slot, decided, since, now)? {
             self.release(turn, slot, flight);
         }
         Ok(())

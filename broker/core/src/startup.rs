@@ -4,43 +4,32 @@
 //!
 //! 1. *Epoch.* Create the number after the highest one under `cluster/epochs/`; if it is taken, the next one.
 //! 2. *State.* The newest snapshot, then the log to its end.
-//! 3. *Join.* One log entry: we joined, we lead with the next term. Whoever led before finds it and stops; if somebody newer
-//!    leads already, we stop (invariant *one-leader*). From here on nobody else writes to the log.
-//! 4. *Recover.* End the journal of every other live epoch, see `recovery`.
-//! 5. *Tails.* Read the final states that the segments to come carry on from, see `tails`.
-//! 6. *Take over.* Log entries: the dead epochs' segments ended, the epochs are recovered, every partition of every topic has a
-//!    segment of ours.
-//! 7. *Adopt.* The `Adopt` entries go into our journal. Once they are durable, we serve, and the log learns of them.
+//! 3. *Join.* One log entry: we joined. If nobody leads who could, we do, with the next term.
+//! 4. *Settle.* Until it is known of the leader that he lives, or, if we lead, until those that are presumed dead are recovered and
+//!    everything has an owner: see `members`, `leading`, `arrivals`. Where the leader is silent, that takes D.
+//! 5. *Adopt.* The first slot goes into our journal, with the `Adopt` entries of what we were given. Once it is durable, we serve.
 //!
-//! A crash before 3 leaves an epoch that nobody knows; after 3 one with an empty journal, which the next start recovers like any
-//! other; within 6 or after it segments without `Adopt` entries, which hold nothing and pass their tails on.
+//! A crash before 3 leaves an epoch that nobody knows; after it one with a short journal, which is recovered like any other.
 
 use crate::{
     broker::{Broker, Life, damaged},
-    cluster_writer::{Draft, Intent},
+    cluster_writer::{Intent, is_vacant},
     interface::StopReason,
     journal_writer::JournalWriter,
     mutation::Mutation,
     operations::{Answer, Decided, Purpose, Request},
-    recovery::{Outcome, Recovered, Recovery},
     segment::Stage,
-    tails::Tails,
     turn::Turn,
     walk::{Walk, Whose},
 };
 use bytes::Bytes;
 use refstream_format::{
-    cluster_log::{ClusterState, LogEntry, SealedSegment},
+    cluster_log::{ClusterState, LogEntry},
     epoch::EpochClaim,
 };
-use refstream_types::{Chain, Epoch, LeaderTerm, SegmentId, Slot};
-use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
-    sync::Arc,
-};
+use refstream_types::{Chain, Epoch, Slot};
+use std::{collections::BTreeSet, sync::Arc};
 
-/// How often a recovery that finds its journal moved begins again before that is called damage.
-const MOST_MOVES: u32 = 20;
 /// Entries that are looked for above the end of the cluster log.
 const LOOK_ABOVE: u64 = 8;
 
@@ -56,9 +45,7 @@ enum Step {
         left: BTreeSet<u64>,
     },
     Joining,
-    Recovering(Box<Recovery>),
-    Tails(Tails),
-    TakingOver,
+    Settling,
     Adopting,
 }
 
@@ -68,36 +55,28 @@ pub(crate) struct Startup {
     step: Step,
     /// The epoch that is being claimed.
     claiming: Epoch,
-    dead: VecDeque<Epoch>,
-    recovered: Vec<Recovered>,
-    /// What the take-over will write.
-    intents: Vec<Intent>,
-    moves: u32,
     /// Where the log had a hole when it was read before.
     hole: Option<u64>,
     /// The slot with the last `Adopt` entry of what was taken over.
     adopted_by: Option<Slot>,
-    /// The recovery under way found its journal moved, and waits for a look at the log.
-    has_moved: bool,
-    /// Damage that may be no more than our own being outdated.
-    suspicion: Option<String>,
-}
-
-impl Startup {
-    pub(crate) fn describe(&self) -> &'static str {
-        match &self.step {
-            Step::Epoch => "it is taking an epoch",
-            Step::Snapshot | Step::Log(_) | Step::Above { .. } => "it is reading the cluster's state",
-            Step::Joining => "it is joining the cluster",
-            Step::Recovering(_) => "it is recovering the journal of an earlier broker",
-            Step::Tails(_) => "it is reading the final states of ended segments",
-            Step::TakingOver => "it is taking segments over",
-            Step::Adopting => "it is writing the first slot of its journal",
-        }
-    }
 }
 
 impl Broker {
+    /// What a start is busy with.
+    pub(crate) fn describe(&self, startup: &Startup) -> &'static str {
+        match &startup.step {
+            Step::Epoch => "it is taking an epoch",
+            Step::Snapshot | Step::Log(_) | Step::Above { .. } => "it is reading the cluster's state",
+            Step::Joining => "it is joining the cluster",
+            Step::Settling => match self.leading.describe() {
+                Some(described) => described,
+                None if self.arrivals.is_empty() => "it waits for a sign of life of the leader",
+                None => "it is reading the final states of ended segments",
+            },
+            Step::Adopting => "it is writing the first slot of its journal",
+        }
+    }
+
     fn startup(&mut self) -> Option<&mut Startup> {
         match &mut self.life {
             Life::Starting(startup) => Some(startup),
@@ -138,47 +117,6 @@ impl Broker {
             }
             (Purpose::LogWalk(number), Answer::Read(bytes)) => self.log_read(turn, number, bytes),
             (Purpose::LogAbove(number), Answer::Read(bytes)) => self.log_looked_above(turn, number, bytes.is_some()),
-            (purpose, answer) if Recovery::owns(purpose) => {
-                let token = self.token();
-                let Life::Starting(Startup { step: Step::Recovering(recovery), .. }) = &mut self.life else {
-                    return Ok(());
-                };
-                match recovery.answered(turn, &mut self.operations, token, purpose, answer) {
-                    Outcome::Going => Ok(()),
-                    Outcome::Ended(recovered) => {
-                        self.operations.abandon(Recovery::owns);
-                        if let Some(startup) = self.startup() {
-                            startup.recovered.push(*recovered);
-                            startup.moves = 0;
-                        }
-                        self.recover_next(turn)
-                    }
-                    Outcome::Moved => {
-                        self.operations.abandon(Recovery::owns);
-                        if let Some(startup) = self.startup() {
-                            startup.has_moved = true;
-                        }
-                        self.watch_log(turn);
-                        Ok(())
-                    }
-                    Outcome::Damaged(why) => {
-                        self.operations.abandon(Recovery::owns);
-                        self.suspect(turn, why);
-                        Ok(())
-                    }
-                }
-            }
-            (purpose @ (Purpose::TailPointer(..) | Purpose::TailWalk(..)), answer) => {
-                let Life::Starting(Startup { step: Step::Tails(tails), .. }) = &mut self.life else { return Ok(()) };
-                if let Err(why) = tails.answered(turn, &mut self.operations, purpose, answer) {
-                    self.suspect(turn, why);
-                } else if tails.is_complete() {
-                    let found = std::mem::take(&mut tails.found);
-                    self.finals.extend(found.into_iter().map(|state| (state.segment, state)));
-                    self.take_over_all();
-                }
-                Ok(())
-            }
             _ => Ok(()),
         }
     }
@@ -263,20 +201,20 @@ impl Broker {
         } else if left.is_empty() {
             // Most likely the end. If not, the commit there finds out.
             startup.step = Step::Joining;
-            self.check_leader()?;
+            self.check_alive()?;
+            self.note_replaced();
             self.state_changed(turn);
             self.cluster.want(Intent::Join { endpoint: self.identity.endpoint.clone() });
         }
         Ok(())
     }
 
-    /// The log moved on under us by more than a snapshot: before we joined, read it again; afterwards somebody else leads.
+    /// The log moved on under us by more than it keeps: before we joined, read it again.
     pub(crate) fn log_freed(&mut self, turn: &mut Turn<'_>) -> Result<(), StopReason> {
-        if self.cluster.term.is_none() {
-            self.load_state(turn);
-        } else {
-            self.operations.submit(turn, Purpose::Usurper, Request::LatestSnapshot);
+        if self.journal.is_some() {
+            return Err(self.outrun());
         }
+        self.load_state(turn);
         Ok(())
     }
 
@@ -287,93 +225,20 @@ impl Broker {
         journal.ignores_gaps = self.mutation == Mutation::AckAboveGap;
         self.journal = Some(journal);
         self.upkeep.begin(turn.now.monotonic);
-        let dead = self.cluster.state.live_epochs().filter(|other| *other != epoch).collect();
         if let Some(startup) = self.startup() {
-            startup.dead = dead;
-        }
-        // Nothing is read yet, so nothing can be found damaged.
-        let _ = self.recover_next(turn);
-    }
-
-    fn recover_next(&mut self, turn: &mut Turn<'_>) -> Result<(), StopReason> {
-        let Some(by) = self.epoch else { return Ok(()) };
-        let mutation = self.mutation;
-        let Life::Starting(startup) = &mut self.life else { return Ok(()) };
-        if let Some(epoch) = startup.dead.pop_front() {
-            let hint = known_slot(&self.cluster.state, epoch);
-            let recovery = Recovery::begin(turn, &mut self.operations, epoch, by, hint, mutation);
-            startup.step = Step::Recovering(Box::new(recovery));
-            return Ok(());
-        }
-        self.plan(turn)
-    }
-
-    /// All dead journals have ended: what follows from them?
-    fn plan(&mut self, turn: &mut Turn<'_>) -> Result<(), StopReason> {
-        let Some(by) = self.epoch else { return Ok(()) };
-        let term = self.cluster.term.unwrap_or(LeaderTerm(0));
-        let state = Arc::clone(&self.cluster.state);
-        let reuse_offsets = self.mutation == Mutation::ReuseOffsets;
-        let Life::Starting(startup) = &mut self.life else { return Ok(()) };
-        let mut draft = Draft::new(&state, term, by);
-        let mut intents = Vec::new();
-        let mut decide = |intent: Intent| {
-            let decided = draft.decide(&intent).map_err(damaged);
-            intents.push(intent);
-            decided.map(|_| ())
-        };
-        for recovered in std::mem::take(&mut startup.recovered) {
-            let last_slots = recovered.last_slots();
-            for segment in state.owned_by(recovered.epoch) {
-                let Some(mut ended) = recovered.ended(segment.id, &last_slots) else {
-                    let topic = state.topics.get(&segment.id.topic);
-                    if topic.is_some_and(|topic| topic.adopted.contains_key(&segment.id.number)) {
-                        return Err(StopReason::Damaged(format!(
-                            "segment {} was adopted in journal {}, which knows nothing of it",
-                            segment.id, recovered.epoch
-                        )));
-                    }
-                    decide(Intent::EndUnadopted { segment: segment.id, fence: recovered.fence })?;
-                    continue;
-                };
-                if reuse_offsets {
-                    ended.state.next_offsets.clone_from(&segment.start_offsets);
-                }
-                self.finals.insert(segment.id, ended.state.clone());
-                decide(Intent::End { ended, after: crate::segment::After::Nothing })?;
-            }
-            decide(Intent::Recovered { epoch: recovered.epoch, fence: recovered.fence })?;
-        }
-        let missing = missing_tails(draft.scratch(), &self.finals);
-        startup.intents = intents;
-        if missing.is_empty() {
-            self.take_over_all();
-        } else {
-            startup.step = Step::Tails(Tails::begin(turn, &mut self.operations, &missing));
-        }
-        Ok(())
-    }
-
-    /// Everything is known: write it to the log.
-    fn take_over_all(&mut self) {
-        let Life::Starting(startup) = &mut self.life else { return };
-        startup.step = Step::TakingOver;
-        for intent in std::mem::take(&mut startup.intents) {
-            self.cluster.want(intent);
-        }
-        let state = Arc::clone(&self.cluster.state);
-        for topic in state.topics.values().filter(|topic| !topic.deleted) {
-            self.cluster.want(Intent::Serve { topic: topic.id });
+            startup.step = Step::Settling;
         }
     }
 
-    /// Serves, once everything that was taken over is adopted.
+    /// Serves, once it is known who leads, and everything that we were given by then is adopted.
     pub(crate) fn finish_start(&mut self, turn: &mut Turn<'_>) {
-        let idle = self.cluster.is_idle();
+        let settled = self.arrivals.is_empty()
+            && self.members.all_heard()
+            && !is_vacant(&self.cluster.state, &self.members.absent)
+            && (!self.leads() || self.leading.is_idle() && self.cluster.is_idle());
         let Life::Starting(startup) = &mut self.life else { return };
-        if matches!(startup.step, Step::TakingOver) && idle {
+        if matches!(startup.step, Step::Settling) && settled {
             startup.step = Step::Adopting;
-            self.finals.clear();
         }
         let Some(journal) = self.journal.as_ref().filter(|_| matches!(startup.step, Step::Adopting)) else { return };
         if startup.adopted_by.is_none() && self.segments.values().all(|segment| segment.stage != Stage::Opened) {
@@ -389,67 +254,4 @@ impl Broker {
     pub(crate) fn is_adopting(&self) -> bool {
         matches!(&self.life, Life::Starting(Startup { step: Step::Adopting, .. }))
     }
-
-    fn suspect(&mut self, turn: &mut Turn<'_>, why: String) {
-        if let Some(startup) = self.startup() {
-            startup.suspicion = Some(why);
-        }
-        self.watch_log(turn);
-    }
-
-    /// The log was looked at during the start: nobody else leads, or we stop.
-    pub(crate) fn watched_at_start(&mut self, turn: &mut Turn<'_>) -> Result<(), StopReason> {
-        let Some(by) = self.epoch else { return Ok(()) };
-        let mutation = self.mutation;
-        let Life::Starting(startup) = &mut self.life else { return Ok(()) };
-        if let Some(why) = startup.suspicion.take() {
-            return Err(StopReason::Damaged(why));
-        }
-        if let Step::Recovering(recovery) = &mut startup.step
-            && std::mem::take(&mut startup.has_moved)
-        {
-            startup.moves += 1;
-            let epoch = recovery.epoch;
-            if startup.moves > MOST_MOVES {
-                return Err(StopReason::Damaged(format!(
-                    "journal {epoch} has no end that could be found, and nobody else leads"
-                )));
-            }
-            let hint = known_slot(&self.cluster.state, epoch);
-            **recovery = Recovery::begin(turn, &mut self.operations, epoch, by, hint, mutation);
-        }
-        Ok(())
-    }
-}
-
-/// A slot that existed in the journal of `epoch`, as far as the state knows; or 0.
-fn known_slot(state: &ClusterState, epoch: Epoch) -> u64 {
-    let open = state.topics.values().flat_map(|topic| {
-        let mine = topic.open.values().filter(move |segment| segment.owner == epoch);
-        mine.filter_map(|segment| topic.adopted.get(&segment.id.number).map(|slot| slot.0))
-    });
-    let sealed = state.topics.values().flat_map(|topic| {
-        let mine = topic.sealed.values().filter(move |segment| segment.opened.owner == epoch);
-        mine.filter(|segment| !segment.is_empty()).map(|segment| segment.slots.1.0)
-    });
-    open.chain(sealed).max().unwrap_or(0)
-}
-
-/// The ended segments whose final states are needed for what nobody serves, and are not known yet.
-fn missing_tails(
-    state: &ClusterState,
-    known: &BTreeMap<SegmentId, refstream_format::journal::SegmentState>,
-) -> Vec<SealedSegment> {
-    let mut missing = BTreeMap::new();
-    for topic in state.topics.values() {
-        for number in topic.unserved().into_iter().flat_map(|unserved| unserved.predecessors) {
-            let id = SegmentId { topic: topic.id, number };
-            if let Some(segment) = topic.ended(number)
-                && !known.contains_key(&id)
-            {
-                missing.insert(id, segment.clone());
-            }
-        }
-    }
-    missing.into_values().collect()
 }

@@ -1,5 +1,5 @@
-//! What the passing of time asks for: segments that are old enough, producers that are silent for too long, snapshots, freeing, and a look
-//! at the log.
+//! What the passing of time asks for: segments that are old enough, producers that are silent for too long, snapshots and freeing. Snapshots,
+//! the log and dead journals are the leader's.
 //!
 //! # Freeing
 //!
@@ -49,7 +49,6 @@ pub(crate) struct Upkeep {
     begun: bool,
     looked_at: Duration,
     expired_at: Duration,
-    log_looked_at: Duration,
     snapshot_under_way: bool,
     /// The newest snapshot that was stored, and the one before.
     snapshots: (Version, Version),
@@ -65,7 +64,6 @@ impl Upkeep {
         self.begun = true;
         self.looked_at = now;
         self.expired_at = now;
-        self.log_looked_at = now;
     }
 
     /// The snapshot that the state was read from.
@@ -99,37 +97,19 @@ impl Broker {
             return Ok(());
         }
         self.upkeep.looked_at = now;
-        if now >= self.upkeep.log_looked_at + self.settings.fence_check {
-            self.watch_log(turn);
-        }
         if matches!(self.life, Life::Serving) {
             self.end_old_segments(turn);
             self.expire_producers(now);
             self.refuse_parked(turn);
-            self.take_snapshot(turn);
             self.free_journals(turn);
+            if self.leads() {
+                self.take_snapshot(turn);
+                self.even_out();
+                // What nobody serves has been seen to before; this is the net below.
+                self.leading.must_assign();
+            }
         }
         Ok(())
-    }
-
-    /// Looks whether somebody else has written to the log.
-    pub(crate) fn watch_log(&mut self, turn: &mut Turn<'_>) {
-        self.upkeep.log_looked_at = turn.now.monotonic;
-        let number = self.cluster.state.version.0 + 1;
-        self.operations.submit(turn, Purpose::LogWatch, Request::Read { chain: Chain::ClusterLog, number });
-    }
-
-    pub(crate) fn log_watched(&mut self, turn: &mut Turn<'_>, bytes: Option<Bytes>) -> Result<(), StopReason> {
-        // While an entry of ours is under way, its commit finds out.
-        if let Some(bytes) = bytes
-            && self.cluster.proposed.is_none()
-            && let Ok(entry) =
-                refstream_format::cluster_log::LogEntry::decode(&bytes, self.cluster.state.version.next())
-            && Some(entry.writer) != self.epoch
-        {
-            self.follow_log(turn, &bytes)?;
-        }
-        self.watched_at_start(turn)
     }
 
     fn end_old_segments(&mut self, turn: &mut Turn<'_>) {
@@ -212,7 +192,8 @@ impl Broker {
             _ => needed.min(journal.needed_by_recovery()),
         };
         let mut below = BTreeMap::from([(mine, (needed, false))]);
-        for (epoch, since) in &self.upkeep.fenced {
+        let leads = self.leads();
+        for (epoch, since) in self.upkeep.fenced.iter().filter(|_| leads) {
             let fence = self.cluster.state.epochs.get(epoch).and_then(|e| e.fence);
             if let Some(fence) = fence.filter(|_| turn.now.monotonic >= *since + GRACE) {
                 let needed = self.cluster.state.journal_needed(*epoch, Slot(1));

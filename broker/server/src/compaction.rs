@@ -72,6 +72,17 @@ impl Compaction {
         self.compactor.is_some()
     }
 
+    /// The broker whose turn it is to compact a topic, if that is another one. Topics take turns among the brokers; while the brokers
+    /// change, two may be at one topic: the manifest's numbers decide between them, and nothing is written twice.
+    pub(crate) fn elsewhere(&self, topic: TopicId) -> Option<String> {
+        let mine = self.core.status.borrow().0.epoch;
+        let state = self.core.state.borrow();
+        let takers: Vec<_> = state.epochs.iter().filter(|(_, broker)| broker.takes_segments()).collect();
+        let at = usize::try_from(topic.0 % u64::try_from(takers.len().max(1)).unwrap_or(1)).unwrap_or(0);
+        let (epoch, broker) = takers.get(at)?;
+        (Some(**epoch) != mine).then(|| broker.endpoint.clone())
+    }
+
     /// The files of a topic's closed segments, oldest first.
     ///
     /// # Errors
@@ -221,6 +232,7 @@ impl Compaction {
         };
         topics
             .values()
+            .filter(|topic| self.elsewhere(topic.id).is_none())
             .filter(|topic| closable(topic) && failures.get(&topic.id).is_none_or(|(_, at)| *at <= now))
             .map(|topic| topic.id)
             .collect()
@@ -236,7 +248,7 @@ impl Compaction {
         state
             .topics
             .values()
-            .filter(|topic| !topic.deleted && !quiet.contains(&topic.id))
+            .filter(|topic| !topic.deleted && !quiet.contains(&topic.id) && self.elsewhere(topic.id).is_none())
             .map(|topic| topic.id)
             .collect()
     }

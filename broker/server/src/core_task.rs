@@ -37,7 +37,8 @@ const QUEUE: usize = 512;
 struct Request {
     input: Input,
     ticket: Ticket,
-    reply: oneshot::Sender<Reply>,
+    /// Where a reply goes, if there will be one.
+    reply: Option<oneshot::Sender<Reply>>,
 }
 
 /// How the rest of the server speaks to the core.
@@ -71,7 +72,7 @@ impl CoreHandle {
     ) -> Result<oneshot::Receiver<Reply>, ErrorDetail> {
         let ticket = Ticket(self.tickets.fetch_add(1, Ordering::Relaxed));
         let (reply, answer) = oneshot::channel();
-        let request = Request { input: input(ticket), ticket, reply };
+        let request = Request { input: input(ticket), ticket, reply: Some(reply) };
         self.requests.send(request).await.map_err(|_| self.stop_detail())?;
         Ok(answer)
     }
@@ -82,6 +83,12 @@ impl CoreHandle {
     /// When the broker has stopped, before or after it took the request.
     pub(crate) async fn call(&self, input: impl FnOnce(Ticket) -> Input) -> Result<Reply, ErrorDetail> {
         self.send(input).await?.await.map_err(|_| errors::outcome_unknown())
+    }
+
+    /// Tells the core something that it does not answer. A core that has stopped does not mind.
+    pub(crate) async fn tell(&self, input: Input) {
+        let ticket = Ticket(self.tickets.fetch_add(1, Ordering::Relaxed));
+        let _ = self.requests.send(Request { input, ticket, reply: None }).await;
     }
 
     fn stop_detail(&self) -> ErrorDetail {
@@ -111,6 +118,9 @@ impl CoreTask {
             phase: Phase::Starting("taking an epoch"),
             epoch: None,
             committed_slot: refstream_types::Slot(0),
+            version: refstream_types::Version(0),
+            leads: false,
+            brokers: 0,
             slots_in_flight: 0,
             pending_bytes: 0,
             stuck: None,
@@ -223,7 +233,9 @@ impl Running {
                     }
                     request = self.inbox.recv() => match request {
                         Some(request) => {
-                            self.replies.insert(request.ticket, request.reply);
+                            if let Some(reply) = request.reply {
+                                self.replies.insert(request.ticket, reply);
+                            }
                             request.input
                         }
                         // The server is gone: end as a crash would.
@@ -283,10 +295,18 @@ impl Running {
         let metrics = &self.metrics;
         metrics.up.set(i64::from(status.phase == Phase::Serving));
         metrics.epoch.set(status.epoch.map_or(0, |epoch| epoch.0));
+        metrics.leads.set(i64::from(status.leads));
+        metrics.brokers.set(i64::try_from(status.brokers).unwrap_or(i64::MAX));
+        if let Some(epoch) = status.epoch {
+            self.reader.set_epoch(epoch);
+        }
         metrics.committed_slot.set(status.committed_slot.0);
         metrics.slots_in_flight.set(i64::try_from(status.slots_in_flight).unwrap_or(i64::MAX));
         metrics.pending_bytes.set(i64::try_from(status.pending_bytes).unwrap_or(i64::MAX));
         self.status.send_if_modified(|(current, at)| {
+            if current.leads != status.leads {
+                tracing::info!(leads = status.leads, epoch = status.epoch.map(|epoch| epoch.0), "leading the cluster");
+            }
             if current.phase != status.phase {
                 tracing::info!(phase = ?status.phase, epoch = status.epoch.map(|epoch| epoch.0), "the broker's phase");
             }

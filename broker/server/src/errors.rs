@@ -87,6 +87,14 @@ pub(crate) fn in_files(partition: u32, offset: u64, until: u64) -> ErrorDetail {
     }
 }
 
+/// Another broker serves the partition.
+pub(crate) fn moved(partition: u32) -> ErrorDetail {
+    later(
+        ErrorCode::SegmentSealed,
+        format!("partition {partition} is served by another broker now: look the topic up again and go on there"),
+    )
+}
+
 pub(crate) fn out_of_range(partition: u32, offset: u64, latest: u64) -> ErrorDetail {
     ErrorDetail {
         offset: Some(offset),

@@ -113,10 +113,24 @@ pub struct Access {
     pub grants: BTreeMap<StoreName, Arc<dyn Grants>>,
     /// Key prefixes that grants to read are given for besides topics' own objects.
     pub read_prefixes: Vec<String>,
+    /// The token with which this broker calls the others of its cluster, where they ask for one.
+    pub peer_token: Option<PeerToken>,
+    /// Authorities (PEM) that are trusted beside the system's when the others are called by TLS.
+    pub peer_authorities: Option<Vec<u8>>,
     /// The stores in which references of clients that upload by grants are looked up before they are taken; empty: none are looked up.
     pub receipts: BTreeMap<StoreName, Arc<dyn BlobStore>>,
     /// gRPC is TLS with this identity; `None`: it is plain, and listens on loopback only.
     pub tls: Option<TlsIdentity>,
+}
+
+/// A token that is not printed.
+#[derive(Clone)]
+pub struct PeerToken(pub String);
+
+impl fmt::Debug for PeerToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PeerToken")
+    }
 }
 
 /// A server's certificate, with those that lead to an authority, and its key; both PEM.

@@ -13,6 +13,7 @@ mod http;
 mod interface;
 mod metrics;
 mod node;
+mod peers;
 mod reader;
 mod receipts;
 mod rpc;
@@ -22,7 +23,7 @@ mod tests;
 
 pub use auth::{InvalidTokenHash, Tokens};
 pub use interface::{
-    Access, Compacted, Compactor, CompactorError, ServerConfig, ServerSettings, StartError, StoreDescription,
-    TlsIdentity,
+    Access, Compacted, Compactor, CompactorError, PeerToken, ServerConfig, ServerSettings, StartError,
+    StoreDescription, TlsIdentity,
 };
 pub use server::Server;

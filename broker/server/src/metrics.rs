@@ -4,6 +4,8 @@
 //! |---|---|---|
 //! | `refstream_up` | gauge, 1 when serving | |
 //! | `refstream_epoch` | gauge | |
+//! | `refstream_leads` | gauge, 1 when it leads the cluster | |
+//! | `refstream_brokers` | gauge, brokers that joined and were not recovered | |
 //! | `refstream_appended_records_total` | counter, records | |
 //! | `refstream_appended_bytes_total` | counter, bytes of encoded batches | |
 //! | `refstream_appended_payload_bytes_total` | counter, payload bytes the records refer to or carry | |
@@ -61,6 +63,8 @@ pub(crate) struct Metrics {
     registry: Registry,
     pub(crate) up: Gauge,
     pub(crate) epoch: Gauge<u64, AtomicU64>,
+    pub(crate) leads: Gauge,
+    pub(crate) brokers: Gauge,
     pub(crate) appended_records: Counter,
     pub(crate) appended_bytes: Counter,
     pub(crate) appended_payload_bytes: Counter,
@@ -100,6 +104,8 @@ impl Metrics {
             registry: Registry::with_prefix("refstream"),
             up: Gauge::default(),
             epoch: Gauge::default(),
+            leads: Gauge::default(),
+            brokers: Gauge::default(),
             appended_records: Counter::default(),
             appended_bytes: Counter::default(),
             appended_payload_bytes: Counter::default(),
@@ -140,6 +146,8 @@ impl Metrics {
         let r = &mut self.registry;
         r.register("up", "1 when the broker serves", self.up.clone());
         r.register("epoch", "The broker's epoch", self.epoch.clone());
+        r.register("leads", "1 when it leads the cluster", self.leads.clone());
+        r.register("brokers", "Brokers that joined and were not recovered", self.brokers.clone());
         r.register("appended_records", "Records committed by appends", self.appended_records.clone());
         r.register("appended_bytes", "Bytes of encoded batches committed by appends", self.appended_bytes.clone());
         r.register(

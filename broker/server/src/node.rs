@@ -1,14 +1,14 @@
 //! What the gRPC and HTTP services share.
 
 use crate::{
-    StoreDescription, compaction::Compaction, core_task::CoreHandle, errors, metrics::Metrics, reader::Reader,
-    receipts::Receipts,
+    StoreDescription, compaction::Compaction, core_task::CoreHandle, errors, metrics::Metrics, peers::Peers,
+    reader::Reader, receipts::Receipts,
 };
 use refstream_core::{Phase, Reply, TopicOperation};
 use refstream_filer_adapter::{Runtime, grant::Grants};
 use refstream_format::cluster_log::{ClusterState, TopicState};
-use refstream_proto::v1::{ErrorDetail, PartitionOffsets};
-use refstream_types::{Layout, PartitionId, StoreName, TopicName};
+use refstream_proto::v1::ErrorDetail;
+use refstream_types::{Layout, StoreName, TopicId, TopicName};
 use std::{collections::BTreeMap, sync::Arc};
 use tokio_util::sync::CancellationToken;
 
@@ -22,6 +22,7 @@ pub(crate) struct Node {
     pub(crate) reader: Arc<Reader>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) compaction: Arc<Compaction>,
+    pub(crate) peers: Arc<Peers>,
     pub(crate) stores: Vec<StoreDescription>,
     pub(crate) metadata_store: StoreName,
     /// Who signs, for each store that grants are given for.
@@ -33,6 +34,8 @@ pub(crate) struct Node {
     pub(crate) layout: Layout,
     pub(crate) runtime: Arc<dyn Runtime>,
     pub(crate) stuck_after: std::time::Duration,
+    /// Cancelled when a client wants the broker to drain.
+    pub(crate) drain_asked: CancellationToken,
     /// Cancelled when streams must end.
     pub(crate) closing: CancellationToken,
 }
@@ -55,14 +58,55 @@ impl Node {
         }
     }
 
-    /// A topic by its name as a client wrote it.
+    /// A topic by its name as a client wrote it. One that is not known may just have been created at another broker.
     ///
     /// # Errors
     /// When the name is invalid, no topic has it, or the broker does not serve.
-    pub(crate) fn topic(&self, name: &str) -> Result<TopicState, ErrorDetail> {
+    pub(crate) async fn topic(&self, name: &str) -> Result<TopicState, ErrorDetail> {
         let name: TopicName = name.parse().map_err(errors::invalid)?;
+        if let Some(topic) = self.state()?.topic_by_name(&name) {
+            return Ok(topic.clone());
+        }
+        self.refresh().await?;
+        self.state()?.topic_by_name(&name).cloned().ok_or_else(|| errors::no_such_topic(&name))
+    }
+
+    /// A topic by its id.
+    ///
+    /// # Errors
+    /// When there is none, or the broker does not serve.
+    pub(crate) async fn topic_by_id(&self, id: TopicId) -> Result<Arc<TopicState>, ErrorDetail> {
         let state = self.state()?;
-        state.topic_by_name(&name).cloned().ok_or_else(|| errors::no_such_topic(&name))
+        let state = if id < state.next_topic {
+            state
+        } else {
+            self.refresh().await?;
+            self.state()?
+        };
+        let topic = state.topics.get(&id).filter(|topic| !topic.deleted);
+        topic.cloned().ok_or_else(|| errors::no_such_topic_id(id))
+    }
+
+    /// Waits until the state includes everything that others wrote to the log before the call.
+    async fn refresh(&self) -> Result<(), ErrorDetail> {
+        if self.core.status.borrow().0.brokers <= 1 {
+            return Ok(());
+        }
+        let refreshed = self.core.call(|ticket| refstream_core::Input::Refresh { ticket });
+        let reply = tokio::select! {
+            reply = refreshed => reply?,
+            () = self.runtime.sleep(self.stuck_after) => return Err(self.stuck()),
+        };
+        match reply {
+            Reply::Refreshed(result) => result.map_err(|error| errors::operation(&error)),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Endpoints of all brokers that are not known to be dead.
+    pub(crate) fn brokers(&self, state: &ClusterState) -> Vec<String> {
+        let live = state.epochs.values().filter(|epoch| epoch.fence.is_none());
+        live.map(|epoch| epoch.endpoint.clone()).collect()
     }
 
     /// Has the core change the set of topics.
@@ -114,18 +158,6 @@ impl Node {
             }
             _ => Ok(()),
         }
-    }
-
-    /// Where each partition of a topic starts and ends; call [`Node::confirm`] before. Nothing is removed from a topic but with the topic, so all start at 0.
-    pub(crate) fn offsets(&self, topic: &TopicState) -> Vec<PartitionOffsets> {
-        let indexed = self.reader.topic(topic.id);
-        (0..topic.config.partitions)
-            .map(|partition| PartitionOffsets {
-                partition,
-                earliest: 0,
-                latest: indexed.as_ref().map_or(0, |indexed| indexed.latest(PartitionId(partition)).0),
-            })
-            .collect()
     }
 }
 

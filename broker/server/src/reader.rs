@@ -9,6 +9,9 @@
 //! objects. One read fetches the stretch of an object that holds a segment's batches, so that the partitions of a topic share
 //! it; two readers of one stretch share the read.
 //!
+//! **Whose.** A partition's end is told by the broker that owns its open segment, and by no other: a tail that comes to the end of what is
+//! known here of a partition that somebody else serves is sent there.
+//!
 //! **What leaves.** A segment whose records are in files leaves the cluster's state; it stays readable here for a grace period, so that
 //! a reader in its midst reaches its end, then its index is dropped. Reading an offset below what is left is answered with
 //! "in files", and with the first offset that can be read here. Should the journal be freed earlier, the read that misses its
@@ -56,6 +59,8 @@ pub(crate) struct Reader {
     metrics: Arc<Metrics>,
     topics: RwLock<HashMap<TopicId, Arc<Topic>>>,
     seen: Mutex<Arc<ClusterState>>,
+    /// This broker's epoch, once taken: others' open segments are not read here.
+    epoch: Mutex<Option<Epoch>>,
     recent: Mutex<Recent>,
     blocks: Blocks,
     grace: Duration,
@@ -77,6 +82,7 @@ impl Reader {
             metrics,
             topics: RwLock::default(),
             seen: Mutex::default(),
+            epoch: Mutex::default(),
             recent: Mutex::new(Recent::new(cache_bytes / 4 * 3)),
             blocks: Blocks::new(cache_bytes / 4),
             grace,
@@ -88,10 +94,16 @@ impl Reader {
         self.topics.read().unwrap_or_else(PoisonError::into_inner).get(&topic).cloned()
     }
 
+    /// Says who this broker is.
+    pub(crate) fn set_epoch(&self, epoch: Epoch) {
+        *lock(&self.epoch) = Some(epoch);
+    }
+
     /// Takes over the cluster's state: new topics and segments, ends of sealed ones, segments that were closed.
     pub(crate) fn set_state(&self, state: &Arc<ClusterState>) {
         let now = self.runtime.now();
         let before = std::mem::replace(&mut *lock(&self.seen), Arc::clone(state));
+        let epoch = *lock(&self.epoch);
         for (id, topic) in &state.topics {
             if before.topics.get(id).is_some_and(|known| Arc::ptr_eq(known, topic) || known == topic) {
                 continue;
@@ -101,7 +113,7 @@ impl Reader {
                 let mut topics = self.topics.write().unwrap_or_else(PoisonError::into_inner);
                 Arc::clone(topics.entry(*id).or_insert(made))
             });
-            indexed.set_state(topic, now);
+            indexed.set_state(topic, epoch, now);
         }
         let ended: Vec<TopicId> = before.topics.keys().filter(|id| !state.topics.contains_key(id)).copied().collect();
         for id in ended {

@@ -5,6 +5,7 @@ mod append;
 mod compact;
 mod create_topic;
 mod delete_topic;
+mod describe_cluster;
 mod describe_deployment;
 mod describe_topic;
 mod grants;
@@ -22,8 +23,8 @@ use refstream_format::{batch::MAX_BATCH_BYTES, cluster_log::TopicState};
 use refstream_proto::{
     into_status,
     v1::{
-        self, ErrorDetail, grants_server::Grants, records_server::Records, segments_server::Segments,
-        topics_server::Topics,
+        self, ErrorDetail, cluster_server::Cluster, grants_server::Grants, peers_server::Peers,
+        records_server::Records, segments_server::Segments, topics_server::Topics,
     },
 };
 use std::sync::Arc;
@@ -85,7 +86,7 @@ impl Records for Services {
         answer(describe_deployment::call(&self.0))
     }
     async fn lookup(&self, request: Request<v1::LookupRequest>) -> Answer<v1::LookupResponse> {
-        answer(lookup::call(&self.0, &request.into_inner()))
+        answer(lookup::call(&self.0, &request.into_inner()).await)
     }
     async fn open_producer(&self, _: Request<v1::OpenProducerRequest>) -> Answer<v1::OpenProducerResponse> {
         answer(open_producer::call(&self.0).await)
@@ -99,7 +100,7 @@ impl Records for Services {
 
     type TailStream = BoxStream<'static, Result<v1::TailResponse, Status>>;
     async fn tail(&self, request: Request<v1::TailRequest>) -> Answer<Self::TailStream> {
-        answer(tail::call(&self.0, request.into_inner()))
+        answer(tail::call(&self.0, request.into_inner()).await)
     }
     async fn list_offsets(&self, request: Request<v1::ListOffsetsRequest>) -> Answer<v1::ListOffsetsResponse> {
         answer(list_offsets::call(&self.0, &request.into_inner()).await)
@@ -145,5 +146,26 @@ impl Grants for Services {
     }
     async fn list_objects(&self, request: Request<v1::ListObjectsRequest>) -> Answer<v1::ListObjectsResponse> {
         answer(grants::list_objects::call(&self.0, &request.into_inner()).await)
+    }
+}
+
+#[tonic::async_trait]
+impl Peers for Services {
+    type FollowStream = BoxStream<'static, Result<v1::PeerState, Status>>;
+    async fn follow(&self, request: Request<v1::FollowRequest>) -> Answer<Self::FollowStream> {
+        let (peers, closing) = (Arc::clone(&self.0.peers), self.0.closing.clone());
+        Ok(Response::new(peers.followed(request.into_inner(), closing).await))
+    }
+}
+
+#[tonic::async_trait]
+impl Cluster for Services {
+    async fn describe_cluster(&self, _: Request<v1::DescribeClusterRequest>) -> Answer<v1::DescribeClusterResponse> {
+        answer(describe_cluster::call(&self.0))
+    }
+    async fn drain(&self, _: Request<v1::DrainRequest>) -> Answer<v1::DrainResponse> {
+        tracing::info!("asked to drain by a client");
+        self.0.drain_asked.cancel();
+        answer(Ok(v1::DrainResponse {}))
     }
 }

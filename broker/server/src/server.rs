@@ -16,6 +16,7 @@ use crate::{
     http,
     metrics::Metrics,
     node::{Node, SOFTWARE},
+    peers::Peers,
     reader::Reader,
     receipts::Receipts,
     rpc::{MAX_CALL_BYTES, Services},
@@ -28,8 +29,8 @@ use refstream_filer_adapter::{
 };
 use refstream_journal::Metadata;
 use refstream_proto::v1::{
-    grants_server::GrantsServer, records_server::RecordsServer, segments_server::SegmentsServer,
-    topics_server::TopicsServer,
+    cluster_server::ClusterServer, grants_server::GrantsServer, peers_server::PeersServer,
+    records_server::RecordsServer, segments_server::SegmentsServer, topics_server::TopicsServer,
 };
 use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{net::TcpListener, task::JoinHandle};
@@ -60,6 +61,8 @@ pub struct Server {
     core: CoreHandle,
     runtime: Arc<dyn Runtime>,
     drain_timeout: Duration,
+    /// A client wants it to drain.
+    drain_asked: CancellationToken,
     /// No new connections and calls.
     refusing: CancellationToken,
     /// Streams end.
@@ -70,6 +73,7 @@ pub struct Server {
     http: Task,
     _core_task: Task,
     _compaction: Task,
+    _peers: Task,
 }
 
 /// A task that ends with its owner.
@@ -165,7 +169,8 @@ impl Server {
         let (http_listener, http_address) = bind(config.http, "http").await?;
         probe(&config).await?;
         let runtime = config.runtime;
-        let Access { tokens, grants, read_prefixes, receipts, tls } = config.access;
+        let Access { tokens, grants, read_prefixes, peer_token, peer_authorities, receipts, tls } = config.access;
+        let death_after = config.core.death_after;
         let metrics = Arc::new(Metrics::new());
         let metadata = Metadata::new(Arc::clone(&config.filer), config.layout.clone());
         let reader = Arc::new(Reader::new(
@@ -198,13 +203,18 @@ impl Server {
             publish_every: config.settings.publish_every,
             topics: std::sync::Mutex::default(),
         });
+        let drain_asked = CancellationToken::new();
         let (refusing, closing, over) = (CancellationToken::new(), CancellationToken::new(), CancellationToken::new());
+        let token = peer_token.as_ref().map(|token| token.0.as_str());
+        let peers = Arc::new(Peers::new(core.clone(), Arc::clone(&runtime), token, peer_authorities, death_after));
+        let following = tokio::spawn(Arc::clone(&peers).run(closing.clone()));
         let compacting = tokio::spawn(Arc::clone(&compaction).run(closing.clone()));
         let node = Arc::new(Node {
             core: core.clone(),
             reader,
             metrics,
             compaction,
+            peers,
             stores: config.stores,
             metadata_store: config.metadata_store,
             grants,
@@ -213,6 +223,7 @@ impl Server {
             layout: config.layout,
             runtime: Arc::clone(&runtime),
             stuck_after: config.settings.stuck_after,
+            drain_asked: drain_asked.clone(),
             closing: closing.clone(),
         });
         let door = Door::new(tokens, Arc::clone(&node.metrics));
@@ -226,6 +237,7 @@ impl Server {
             core,
             runtime,
             drain_timeout: config.settings.drain_timeout,
+            drain_asked,
             refusing,
             closing,
             over,
@@ -233,6 +245,7 @@ impl Server {
             http: Task(http),
             _core_task: Task(core_task),
             _compaction: Task(compacting),
+            _peers: Task(following),
         })
     }
 
@@ -271,6 +284,11 @@ impl Server {
             Ok(reason) => reason.clone().unwrap_or(StopReason::Drained),
             Err(_) => StopReason::Cut("its tasks were cancelled".into()),
         }
+    }
+
+    /// Waits until a client wants it to drain; then [`Server::drain`] it.
+    pub async fn asked_to_drain(&self) {
+        self.drain_asked.cancelled().await;
     }
 
     /// Drains: refuses new appends, seals and commits, answers what is in flight, closes the ports.
@@ -342,6 +360,8 @@ async fn serve_grpc(
         .add_service(InterceptedService::new(TopicsServer::new(services.clone()), door.clone()))
         .add_service(InterceptedService::new(records, door.clone()))
         .add_service(InterceptedService::new(segments, door.clone()))
+        .add_service(InterceptedService::new(ClusterServer::new(services.clone()), door.clone()))
+        .add_service(InterceptedService::new(PeersServer::new(services.clone()), door.clone()))
         .add_service(InterceptedService::new(GrantsServer::new(services), door))
         .serve_with_incoming_shutdown(connections, refusing.cancelled_owned())
         .await;

@@ -25,6 +25,7 @@ use refstream_types::{
     Layout, ProducerEpoch, ProducerId, ProducerStamp, Record, Sequence, Timestamp, Token, Value, Version,
 };
 use std::{
+    collections::BTreeMap,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -37,6 +38,7 @@ use tonic::{Streaming, transport::Channel};
 
 mod appending;
 mod closing;
+mod clustering;
 mod living;
 
 const LOOPBACK: &str = "127.0.0.1:0";
@@ -98,7 +100,7 @@ impl Client {
     }
 
     async fn latest(&mut self, topic: u64) -> Vec<u64> {
-        let request = v1::ListOffsetsRequest { topic_id: topic, at: None };
+        let request = v1::ListOffsetsRequest { topic_id: topic, at: None, own: false };
         let offsets = self.records.list_offsets(request).await.unwrap().into_inner();
         offsets.partitions.iter().map(|partition| partition.latest).collect()
     }

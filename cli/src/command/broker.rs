@@ -5,12 +5,15 @@ use crate::{
     exit::Failure,
     output::{self, Format},
 };
+use clap::Subcommand;
 use serde_json::json;
+use tokio::io::AsyncReadExt as _;
 
-/// Run a broker on a configured store
+/// Run a broker on a configured store, alone or as one of several
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Example:\n  refstream broker --config refstream.toml\n\nwith refstream.toml:\n  [stores.main]\n  kind = \"s3\"\n  endpoint = \"http://127.0.0.1:8333\"\n  bucket = \"refstream\""
+    args_conflicts_with_subcommands = true,
+    after_help = "Example:\n  refstream broker --config refstream.toml\n\nwith refstream.toml:\n  [stores.main]\n  kind = \"s3\"\n  endpoint = \"http://127.0.0.1:8333\"\n  bucket = \"refstream\"\n\nSeveral brokers on one store are a cluster: each takes a part of the work, and any of them may end at any time."
 )]
 pub(crate) struct Arguments {
     /// Address for clients (gRPC)
@@ -19,21 +22,83 @@ pub(crate) struct Arguments {
     /// Address for health and metrics
     #[arg(long, value_name = "ADDRESS")]
     http: Option<String>,
+    /// Stop in order when standard input ends
+    #[arg(long, hide = true)]
+    until_stdin_ends: bool,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    List(List),
+    Drain(Drain),
+}
+
+/// The brokers of the cluster: epoch, endpoint, who leads, how many segments each serves
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  refstream broker list")]
+struct List {}
+
+/// Have a broker hand over what it serves, and end
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  refstream broker drain http://127.0.0.1:7410")]
+struct Drain {
+    /// The broker's endpoint, as `refstream broker list` shows it
+    #[arg(value_name = "URL")]
+    broker: String,
 }
 
 pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Failure> {
+    match arguments.command {
+        Some(Command::List(List {})) => list(global).await,
+        Some(Command::Drain(Drain { broker })) => {
+            config::connect(global).await?.drain(&broker).await?;
+            output::one(global.output, &json!({ "draining": broker }))
+        }
+        None => serve(global, arguments).await,
+    }
+}
+
+async fn list(global: &Global) -> Result<(), Failure> {
+    let brokers = config::connect(global).await?.cluster().await?;
+    let rows: Vec<_> = brokers
+        .iter()
+        .map(|broker| {
+            json!({
+                "epoch": broker.epoch,
+                "endpoint": broker.endpoint,
+                "leads": broker.leads,
+                "leaving": broker.leaving,
+                "open_segments": broker.open_segments,
+            })
+        })
+        .collect();
+    output::rows(global.output, &["epoch", "endpoint", "leads", "leaving", "open_segments"], &rows)
+}
+
+async fn serve(global: &Global, arguments: Arguments) -> Result<(), Failure> {
     let flags = vec![("broker.listen", arguments.listen), ("broker.http", arguments.http)];
     let settings = config::load(global, flags)?.settings;
-    let running = deployment::start(&settings).await?;
-    let server = running.server;
+    let running = deployment::start(&settings, config::token(global)).await?;
+    let stdin_ends = async {
+        if arguments.until_stdin_ends {
+            // What is written to it has no meaning; that it ends has.
+            let _ = tokio::io::stdin().read_to_end(&mut Vec::new()).await;
+        } else {
+            std::future::pending::<()>().await;
+        }
+    };
+    tokio::pin!(stdin_ends);
     tokio::select! {
-        served = server.serving() => {
+        served = running.server.serving() => {
             served.map_err(|reason| Failure::failed(format!("the broker did not start: {reason}")))?;
         }
         () = deployment::asked_to_stop() => return Err(Failure::interrupted()),
+        () = &mut stdin_ends => return Err(Failure::interrupted()),
     }
-    let (grpc, http) = deployment::addresses(&server);
-    let scheme = server.grpc_scheme();
+    let (grpc, http) = deployment::addresses(&running.server);
+    let scheme = running.server.grpc_scheme();
     match global.output {
         Format::Table => output::line(&format!(
             "the broker is up: clients (gRPC) {scheme}://{grpc}, health and metrics http://{http}"
@@ -44,9 +109,5 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
             )?;
         }
     }
-    let result = deployment::serve(server).await;
-    if let Some(embedded) = running.embedded {
-        embedded.s3.stop().await;
-    }
-    result
+    deployment::serve(running, stdin_ends).await
 }

@@ -84,12 +84,12 @@ async fn demonstrate(global: &Global, arguments: Arguments) -> Result<(), Failur
         ..BrokerSettings::default()
     };
     let stores = [(EMBEDDED.parse()?, StoreSettings::Embedded(EmbeddedSettings {}))].into();
-    let running = deployment::start(&Settings { broker, stores, ..Settings::default() }).await?;
+    let running = deployment::start(&Settings { broker, stores, ..Settings::default() }, None).await?;
     running.server.serving().await.map_err(|reason| Failure::failed(format!("the broker did not start: {reason}")))?;
     say(&format!("store and broker are up, data in {}", data.display()))?;
 
     let mut options = ClientOptions::new(format!("http://{}", running.server.grpc_address()));
-    options.credentials = running.embedded.as_ref().map(|store| StoreCredentials {
+    options.credentials = running.embedded().map(|store| StoreCredentials {
         access_key: store.keys.access_key().to_owned(),
         secret_key: store.keys.secret_key().to_owned(),
     });
@@ -143,10 +143,7 @@ async fn demonstrate(global: &Global, arguments: Arguments) -> Result<(), Failur
         verified.wrong
     ))?;
 
-    let reason = running.server.drain().await;
-    if let Some(embedded) = running.embedded {
-        embedded.s3.stop().await;
-    }
+    let reason = running.drain().await;
     if reason != refstream_core::StopReason::Drained {
         return Err(Failure::failed(format!("the broker stopped: {reason}")));
     }

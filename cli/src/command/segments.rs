@@ -3,6 +3,7 @@
 use crate::{Global, config, exit::Failure, output};
 use refstream::{Segment, SegmentState, types::TopicName};
 use serde_json::json;
+use std::time::Duration;
 
 /// A topic's segments: number, partitions, state, offsets, bytes, files
 #[derive(Debug, clap::Args)]
@@ -12,7 +13,13 @@ use serde_json::json;
 pub(crate) struct Arguments {
     /// The topic
     topic: TopicName,
+    /// Go on, and print them again whenever something changed
+    #[arg(long)]
+    watch: bool,
 }
+
+/// How often a watched topic is looked at.
+const EVERY: Duration = Duration::from_secs(1);
 
 /// How many partitions' offsets a table's row names.
 const SHOWN: usize = 4;
@@ -39,7 +46,22 @@ fn offsets(segment: &Segment) -> String {
 }
 
 pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Failure> {
-    let segments = config::connect(global).await?.segments(&arguments.topic).await?;
+    let client = config::connect(global).await?;
+    let mut before = None;
+    loop {
+        let segments = client.segments(&arguments.topic).await?;
+        if before.as_ref() != Some(&segments) {
+            show(global, &segments)?;
+        }
+        if !arguments.watch {
+            return Ok(());
+        }
+        before = Some(segments);
+        client.runtime().sleep(EVERY).await;
+    }
+}
+
+fn show(global: &Global, segments: &[Segment]) -> Result<(), Failure> {
     let rows: Vec<_> = segments
         .iter()
         .map(|segment| {
@@ -61,6 +83,7 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
                 "lo": segment.range.lo(),
                 "hi": segment.range.hi(),
                 "state": state,
+                "broker": segment.owner,
                 "records": records,
                 "offsets": offsets(segment),
                 "start_offsets": segment.start_offsets,
@@ -70,7 +93,11 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
             })
         })
         .collect();
-    output::rows(global.output, &["segment", "partitions", "state", "records", "offsets", "bytes", "files"], &rows)
+    output::rows(
+        global.output,
+        &["segment", "partitions", "state", "broker", "records", "offsets", "bytes", "files"],
+        &rows,
+    )
 }
 
 #[cfg(test)]
@@ -86,6 +113,7 @@ mod tests {
             number: SegmentNumber(1),
             range: PartitionRange::new(PartitionId(2), PartitionId(2 + ends.len() as u32)).unwrap(),
             state: SegmentState::Open,
+            owner: None,
             start_offsets: ends.iter().map(|_| Offset(10)).collect(),
             end_offsets: ends.iter().copied().map(Offset).collect(),
             bytes: 0,

@@ -1,7 +1,7 @@
 //! `refstream up`.
 
 use crate::{
-    Global,
+    Global, children,
     config::{self, Settings},
     deployment,
     exit::Failure,
@@ -32,6 +32,9 @@ pub(crate) struct Arguments {
     /// Keep payloads elsewhere: seaweedfs://MASTER:PORT, or s3://BUCKET[/ROOT]?endpoint=URL, which then holds everything
     #[arg(long, value_name = "URI")]
     store: Option<String>,
+    /// How many brokers, each a process of its own; the further ones listen 10 ports higher each: 7410 and 7411, 7420 and 7421
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=9))]
+    brokers: u16,
     /// Accepted for later: there is no Kafka gateway yet
     #[arg(long, value_name = "ADDRESS")]
     kafka: Option<String>,
@@ -52,8 +55,16 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
     )?
     .settings;
     let store = arguments.store.as_deref();
-    place(&mut settings, store)?;
-    let running = deployment::start(&settings).await?;
+    let embedded = place(&mut settings, store)?;
+    if arguments.brokers > 1 {
+        let Some(embedded) = embedded else {
+            return Err(Failure::usage(
+                "--brokers is for the embedded store; on a store of its own, start each with refstream broker",
+            ));
+        };
+        return several(global, settings, &embedded, arguments.brokers).await;
+    }
+    let running = deployment::start(&settings, config::token(global)).await?;
     tokio::select! {
         served = running.server.serving() => {
             served.map_err(|reason| Failure::failed(format!("the broker did not start: {reason}")))?;
@@ -63,7 +74,7 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
     let (grpc, http) = deployment::addresses(&running.server);
     let scheme = running.server.grpc_scheme();
     let data = settings.broker.data.canonicalize().unwrap_or(settings.broker.data);
-    let embedded = running.embedded.as_ref();
+    let embedded = running.embedded();
     match global.output {
         Format::Table => {
             output::line("refstream is up")?;
@@ -95,15 +106,62 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
             output::line(&said.to_string())?;
         }
     }
-    let result = deployment::serve(running.server).await;
-    if let Some(embedded) = running.embedded {
-        embedded.s3.stop().await;
-    }
-    result
+    deployment::serve(running, std::future::pending()).await
 }
 
-/// Decides where things are kept: an embedded store beside those that are configured, or what `--store` says.
-fn place(settings: &mut Settings, uri: Option<&str>) -> Result<(), Failure> {
+/// Several brokers, each a process of its own.
+async fn several(global: &Global, settings: Settings, embedded: &StoreName, count: u16) -> Result<(), Failure> {
+    let data = settings.broker.data.clone();
+    let running = tokio::select! {
+        running = children::start(settings, embedded, count) => running?,
+        () = deployment::asked_to_stop() => return Err(Failure::interrupted()),
+    };
+    let data = data.canonicalize().unwrap_or(data);
+    let store = running.stores.embedded.as_ref().map(|(_, embedded)| embedded);
+    match global.output {
+        Format::Table => {
+            output::line("refstream is up")?;
+            for broker in &running.brokers {
+                let pid = broker.pid().map(|pid| pid.to_string()).unwrap_or_default();
+                let (grpc, http) = (broker.grpc, broker.http);
+                output::line(&format!(
+                    "  broker            http://{grpc}  health, metrics http://{http}/readyz  process {pid}"
+                ))?;
+            }
+            if let Some(store) = store {
+                output::line(&format!(
+                    "  store (S3)        http://{}  bucket {BUCKET}, path style",
+                    store.s3.address()
+                ))?;
+                output::line(&format!("    access key      {}", store.keys.access_key()))?;
+                output::line(&format!("    secret key      {}", store.keys.secret_key()))?;
+            }
+            output::line(&format!("  data              {}", data.display()))?;
+            output::line("Any broker may be killed: the others go on, and it is started again. Stop with Ctrl-C.")?;
+        }
+        Format::Json | Format::Jsonl => {
+            let url = |address: std::net::SocketAddr| format!("http://{address}");
+            let brokers: Vec<_> = running
+                .brokers
+                .iter()
+                .map(|broker| json!({ "grpc": url(broker.grpc), "http": url(broker.http), "pid": broker.pid() }))
+                .collect();
+            let mut said = json!({ "brokers": brokers, "data": data });
+            said["grpc"] = said["brokers"][0]["grpc"].clone();
+            said["http"] = said["brokers"][0]["http"].clone();
+            if let Some(store) = store {
+                let (access_key, secret_key) = (store.keys.access_key(), store.keys.secret_key());
+                said["s3"] = json!({ "endpoint": url(store.s3.address()), "bucket": BUCKET, "access_key": access_key, "secret_key": secret_key });
+            }
+            output::line(&said.to_string())?;
+        }
+    }
+    running.serve().await
+}
+
+/// Decides where things are kept: an embedded store beside those that are configured, or what `--store` says. The name of the embedded
+/// store, if that holds the metadata.
+fn place(settings: &mut Settings, uri: Option<&str>) -> Result<Option<StoreName>, Failure> {
     let broker = &mut settings.broker;
     if let Some(uri) = uri {
         let FromUri { store, root } = stores::from_uri(uri)?;
@@ -113,7 +171,7 @@ fn place(settings: &mut Settings, uri: Option<&str>) -> Result<(), Failure> {
             broker.metadata_store = Some(name.clone());
             broker.root = root;
             settings.stores.insert(name, store);
-            return Ok(());
+            return Ok(None);
         }
         settings.stores.insert(name, store);
     }
@@ -131,6 +189,6 @@ fn place(settings: &mut Settings, uri: Option<&str>) -> Result<(), Failure> {
             name
         }
     };
-    broker.metadata_store.get_or_insert(embedded);
-    Ok(())
+    let metadata = broker.metadata_store.get_or_insert_with(|| embedded.clone());
+    Ok((*metadata == embedded).then_some(embedded))
 }

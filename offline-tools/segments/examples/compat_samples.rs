@@ -180,6 +180,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         adopted: BTreeMap::new(),
         sealed: BTreeMap::new(),
         tails: BTreeMap::new(),
+        planned: BTreeMap::new(),
     };
     let metadata = Metadata::new(Arc::clone(&filer), layout.clone());
     let stores = [("main".parse()?, Arc::clone(&blobs))].into();

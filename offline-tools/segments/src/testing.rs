@@ -321,6 +321,7 @@ impl Deployment {
                 next_offsets: Vec::new(),
                 adopted: BTreeMap::new(),
                 tails: BTreeMap::new(),
+                planned: BTreeMap::new(),
                 open: BTreeMap::new(),
                 sealed: BTreeMap::new(),
             },

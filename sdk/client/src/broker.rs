@@ -2,6 +2,10 @@
 //!
 //! One channel an endpoint; a channel dials when it is first used and again after it was lost. A connection on which the other side
 //! does not answer pings counts as lost.
+//!
+//! Any broker of a cluster answers any call. Those that were named by the user, and those that the brokers name, take turns: a call goes to
+//! the one that answered last; where that one cannot be reached, is stopping, or is silent for [`SILENCE`] (longer from round to round), the
+//! next one is asked at once.
 
 use crate::{CallError, InvalidAnswer, InvalidEndpoint, InvalidToken, Refusal, Unreachable, backoff::Backoff};
 use futures::future::{Either, select};
@@ -36,6 +40,8 @@ const PING_TIMEOUT: Duration = Duration::from_secs(10);
 const STREAM_WINDOW: u32 = 4 << 20;
 /// Bytes that may be under way on a connection.
 const CONNECTION_WINDOW: u32 = 16 << 20;
+/// How long an attempt may take before the next of several brokers is asked; doubled with each round.
+const SILENCE: Duration = Duration::from_millis(500);
 /// The longest answer that is accepted, in bytes.
 pub(crate) const MAX_ANSWER_BYTES: usize = 64 << 20;
 
@@ -79,10 +85,22 @@ impl Interceptor for Bearer {
     }
 }
 
+/// The endpoints of a cluster.
+#[derive(Debug)]
+struct Endpoints {
+    /// Those that the user named, then those that brokers named.
+    all: Vec<String>,
+    named: usize,
+    /// The one that is asked first.
+    current: usize,
+}
+
 /// Brokers by endpoint.
 #[derive(Debug)]
 pub(crate) struct Brokers {
+    /// The first one that the user named.
     endpoint: String,
+    endpoints: Mutex<Endpoints>,
     timeout: Duration,
     runtime: Arc<dyn Runtime>,
     bearer: Bearer,
@@ -94,7 +112,7 @@ pub(crate) struct Brokers {
 }
 
 impl Brokers {
-    /// Brokers that are found through the one at `endpoint`.
+    /// Brokers that are found through the one at `endpoint`, or through any of several, separated by commas.
     pub(crate) fn new(
         endpoint: &str,
         timeout: Duration,
@@ -102,21 +120,68 @@ impl Brokers {
         authorities: Option<Vec<u8>>,
         runtime: Arc<dyn Runtime>,
     ) -> Result<Self, InvalidEndpoint> {
-        let channels = Mutex::new(HashMap::new());
-        let authorities = authorities.map(Certificate::from_pem);
+        let mut all = Vec::new();
+        for endpoint in endpoint.split(',').map(str::trim) {
+            let endpoint = normalised(endpoint)?;
+            if !all.contains(&endpoint) {
+                all.push(endpoint);
+            }
+        }
+        let endpoints = Endpoints { named: all.len(), current: 0, all };
+        let endpoint = endpoints.all.first().cloned().unwrap_or_default();
+        let (endpoints, channels) = (Mutex::new(endpoints), Mutex::new(HashMap::new()));
         let brokers = Self {
-            endpoint: normalised(endpoint)?,
+            endpoint,
+            endpoints,
             timeout,
             runtime,
             bearer,
-            authorities,
+            authorities: authorities.map(Certificate::from_pem),
             granted: AtomicBool::new(false),
             channels,
         };
-        brokers.channel(&brokers.endpoint)?;
+        for endpoint in &brokers.endpoints().all {
+            brokers.channel(endpoint)?;
+        }
         Ok(brokers)
     }
-    /// The endpoint that was given.
+    fn endpoints(&self) -> std::sync::MutexGuard<'_, Endpoints> {
+        self.endpoints.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    /// Brokers that a broker named. One alone is the one that is known already, maybe by another name.
+    pub(crate) fn learn(&self, brokers: &[String]) {
+        if brokers.len() < 2 {
+            return;
+        }
+        let mut endpoints = self.endpoints();
+        let current = endpoints.all.get(endpoints.current).cloned();
+        let named = endpoints.named;
+        endpoints.all.truncate(named);
+        for broker in brokers.iter().filter_map(|broker| normalised(broker).ok()) {
+            if !endpoints.all.contains(&broker) {
+                endpoints.all.push(broker);
+            }
+        }
+        endpoints.current = endpoints.all.iter().position(|known| Some(known) == current.as_ref()).unwrap_or(0);
+    }
+    /// Whether there are several.
+    pub(crate) fn are_several(&self) -> bool {
+        self.endpoints().all.len() > 1
+    }
+    /// Whom to ask, and how many there are.
+    fn current(&self) -> (String, usize) {
+        let endpoints = self.endpoints();
+        let current = endpoints.all.get(endpoints.current).cloned();
+        (current.unwrap_or_else(|| self.endpoint.clone()), endpoints.all.len())
+    }
+    /// The next one is asked from here on, unless somebody else has seen to that.
+    fn pass_over(&self, failed: &str) {
+        let mut endpoints = self.endpoints();
+        if endpoints.all.get(endpoints.current).is_some_and(|current| current == failed) {
+            endpoints.current = (endpoints.current + 1) % endpoints.all.len();
+        }
+    }
+    /// The first endpoint that was given.
     pub(crate) fn endpoint(&self) -> &str {
         &self.endpoint
     }
@@ -169,7 +234,7 @@ impl Brokers {
         Ok(channel)
     }
 
-    /// Calls the given broker until it answers, refuses for good, or the timeout has passed.
+    /// Calls brokers until one answers, refuses for good, or the timeout has passed.
     pub(crate) async fn call<T, Call>(
         &self,
         patience: Patience,
@@ -178,14 +243,20 @@ impl Brokers {
     where
         Call: Future<Output = Result<Response<T>, Status>>,
     {
-        let channel = self.channel(&self.endpoint).map_err(|error| self.invalid_answer(error.to_string()))?;
         let start = self.runtime.now();
         let mut backoff = Backoff::new();
         let mut repeated_in_doubt = false;
         let mut said: Option<Failure> = None;
+        let mut attempts = 0_usize;
         loop {
-            let left = self.timeout.saturating_sub(self.runtime.now() - start);
-            let attempt = Box::pin(call(channel.clone()));
+            let (endpoint, several) = self.current();
+            let channel = self.channel(&endpoint).map_err(|error| self.invalid_answer(error.to_string()))?;
+            let mut left = self.timeout.saturating_sub(self.runtime.now() - start);
+            let round = u32::try_from(attempts / several).unwrap_or(u32::MAX);
+            if several > 1 {
+                left = left.min(SILENCE.saturating_mul(1 << round.min(10)));
+            }
+            let attempt = Box::pin(call(channel));
             let outcome = match patience {
                 Patience::Work => attempt.await,
                 Patience::Timeout => match select(attempt, self.runtime.sleep(left)).await {
@@ -195,9 +266,17 @@ impl Brokers {
             };
             let failure = match outcome {
                 Ok(response) => return Ok(response.into_inner()),
-                Err(status) => Failure::of(&self.endpoint, &status),
+                Err(status) => Failure::of(&endpoint, &status),
             };
-            let delay = failure.retry_after.unwrap_or_else(|| backoff.next(&*self.runtime));
+            attempts += 1;
+            let mut delay = Duration::ZERO;
+            if failure.retryable {
+                self.pass_over(&endpoint);
+            }
+            // Each broker is asked once before anybody waits.
+            if attempts.is_multiple_of(several) {
+                delay = failure.retry_after.unwrap_or_else(|| backoff.next(&*self.runtime));
+            }
             let tried_for = self.runtime.now() - start;
             if !failure.retryable || tried_for + delay >= self.timeout {
                 // What the broker said before it fell silent tells more than its silence.
@@ -205,13 +284,29 @@ impl Brokers {
                     Some(said) if failure.refusal.is_none() => (said, repeated_in_doubt || !failure.no_side_effects),
                     _ => (failure, repeated_in_doubt),
                 };
-                return Err(last.into_error(&self.endpoint, tried_for, in_doubt));
+                return Err(last.into_error(&endpoint, tried_for, in_doubt));
             }
             repeated_in_doubt |= !failure.no_side_effects;
             if failure.refusal.is_some() {
                 said = Some(failure);
             }
             self.runtime.sleep(delay).await;
+        }
+    }
+
+    /// Calls the broker at this endpoint and no other, once.
+    pub(crate) async fn call_at<T, Call>(&self, endpoint: &str, call: impl FnOnce(Line) -> Call) -> Result<T, CallError>
+    where
+        Call: Future<Output = Result<Response<T>, Status>>,
+    {
+        let channel = self.channel(endpoint).map_err(|error| self.invalid_answer(error.to_string()))?;
+        let outcome = match select(Box::pin(call(channel)), self.runtime.sleep(self.timeout)).await {
+            Either::Left((outcome, _)) => outcome,
+            Either::Right(_) => Err(Status::deadline_exceeded("no answer in time")),
+        };
+        match outcome {
+            Ok(response) => Ok(response.into_inner()),
+            Err(status) => Err(Failure::of(endpoint, &status).into_error(endpoint, self.timeout, false)),
         }
     }
 
@@ -377,6 +472,24 @@ mod tests {
         for bad in ["", "hush hush", "hush\n", "hüsh"] {
             let error = Bearer::new(Some(bad)).unwrap_err().to_string();
             assert!(error.contains("token") && !error.contains("sh"), "{error}");
+        }
+    }
+
+    #[test]
+    fn several_endpoints_take_turns_and_are_kept() {
+        let runtime = Arc::new(TokioRuntime::new());
+        let brokers = Brokers::new("http://a:1, b:2", Duration::ZERO, Bearer::default(), None, runtime).unwrap();
+        assert_eq!(brokers.current(), ("http://a:1".into(), 2));
+        brokers.pass_over("http://b:2");
+        assert_eq!(brokers.current().0, "http://a:1");
+        brokers.pass_over("http://a:1");
+        brokers.learn(&["http://b:2".into(), "http://c:3".into()]);
+        assert_eq!(brokers.current(), ("http://b:2".into(), 3));
+        brokers.learn(&["http://only:4".into()]);
+        assert_eq!(brokers.current(), ("http://b:2".into(), 3));
+        for bad in ["http://a:1,", "http://a:1,ftp://b"] {
+            let runtime = Arc::new(TokioRuntime::new());
+            assert!(Brokers::new(bad, Duration::ZERO, Bearer::default(), None, runtime).is_err(), "{bad}");
         }
     }
 

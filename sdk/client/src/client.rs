@@ -1,9 +1,9 @@
 //! The connection to a deployment.
 
 use crate::{
-    AlterTopic, Backfill, BackfillError, BackfillOptions, CallError, ConnectError, ConsumeError, Consumer,
-    ConsumerOptions, Delivery, FetchError, InvalidEndpoint, Payload, ProduceError, Producer, ProducerOptions, Segment,
-    TopicDescription, TopicError, UploadError, UploadOptions, Uploader,
+    AlterTopic, Backfill, BackfillError, BackfillOptions, BrokerDescription, CallError, ConnectError, ConsumeError,
+    Consumer, ConsumerOptions, Delivery, FetchError, InvalidEndpoint, Payload, ProduceError, Producer, ProducerOptions,
+    Segment, TopicDescription, TopicError, UploadError, UploadOptions, Uploader,
     broker::{Bearer, Brokers, Patience},
     deployment::Deployment,
     records,
@@ -67,7 +67,7 @@ pub enum StoreAccess {
 /// How to connect.
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
-    /// A broker, for example `http://127.0.0.1:7400`.
+    /// A broker, for example `http://127.0.0.1:7400`, or several, separated by commas: any of them leads to the others.
     pub endpoint: String,
     /// How long to keep trying to reach a broker before giving up, at connect and in every retried call.
     pub timeout: Duration,
@@ -144,6 +144,7 @@ impl Client {
                 async move { RecordsClient::new(channel).describe_deployment(request).await }
             })
             .await?;
+        brokers.learn(&answer.brokers);
         let deployment = Deployment::new(&brokers, answer, (store_access, credentials), stores, Arc::clone(&runtime))
             .map_err(CallError::Answer)?;
         Ok(Self { inner: Arc::new(Inner { brokers, deployment: Arc::new(deployment), runtime }) })
@@ -207,6 +208,20 @@ impl Client {
     /// When the topic does not exist.
     pub async fn segments(&self, name: &TopicName) -> Result<Vec<Segment>, TopicError> {
         calls::segments(self.brokers(), name).await
+    }
+    /// The brokers of the cluster, ascending by epoch.
+    ///
+    /// # Errors
+    /// When no broker answers.
+    pub async fn cluster(&self) -> Result<Vec<BrokerDescription>, CallError> {
+        calls::cluster(self.brokers()).await
+    }
+    /// Asks the broker at `endpoint` to hand over what it serves, and to end. Returns once it has begun.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn drain(&self, endpoint: &str) -> Result<(), CallError> {
+        calls::drain(self.brokers(), endpoint).await
     }
     /// Seals open segments that hold records; returns their numbers.
     ///

@@ -32,6 +32,7 @@ pub(crate) async fn lookup(brokers: &Brokers, name: &TopicName) -> Result<Routes
         })
         .await
         .map_err(|error| TopicError::of(name, error))?;
+    brokers.learn(&answered.brokers);
     let topic = calls::description(brokers, answered.topic.as_ref(), &[]).map_err(TopicError::Call)?;
     let mut endpoints = vec![None; topic.config.partitions as usize];
     for assignment in &answered.assignments {
@@ -63,7 +64,7 @@ pub(crate) async fn list_offsets(
     topic: TopicId,
     at: Option<Timestamp>,
 ) -> Result<(Vec<PartitionOffsets>, Vec<Offset>), CallError> {
-    let request = v1::ListOffsetsRequest { topic_id: topic.0, at: at.map(Timestamp::as_micros) };
+    let request = v1::ListOffsetsRequest { topic_id: topic.0, at: at.map(Timestamp::as_micros), own: false };
     let answered = brokers
         .call(Patience::Timeout, |channel| async move {
             RecordsClient::new(channel).max_decoding_message_size(MAX_ANSWER_BYTES).list_offsets(request).await

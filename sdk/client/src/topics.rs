@@ -1,7 +1,7 @@
 //! Topics and segments as clients see them.
 
 use refstream_types::{
-    Offset, PartitionId, PartitionRange, SegmentNumber, StoreName, Timestamp, TopicConfig, TopicId, TopicName,
+    Epoch, Offset, PartitionId, PartitionRange, SegmentNumber, StoreName, Timestamp, TopicConfig, TopicId, TopicName,
 };
 use std::time::Duration;
 
@@ -74,6 +74,8 @@ pub struct Segment {
     pub range: PartitionRange,
     /// How far it is.
     pub state: SegmentState,
+    /// The epoch of the broker that owns or owned it; `None` once it is closed.
+    pub owner: Option<Epoch>,
     /// The first offset of each partition.
     pub start_offsets: Vec<Offset>,
     /// The offset after the last one, of each partition.
@@ -82,4 +84,19 @@ pub struct Segment {
     pub bytes: u64,
     /// URIs of its files.
     pub files: Vec<String>,
+}
+
+/// A broker of the cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BrokerDescription {
+    /// Its epoch.
+    pub epoch: Epoch,
+    /// Where it is reached.
+    pub endpoint: String,
+    /// It leads.
+    pub leads: bool,
+    /// It is about to end.
+    pub leaving: bool,
+    /// How many open segments it serves.
+    pub open_segments: u64,
 }

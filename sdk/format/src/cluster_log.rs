@@ -169,6 +169,27 @@ pub enum Command {
         /// Its epoch.
         epoch: Epoch,
     },
+    /// The owner of an open segment is asked to end it, and these are to follow. A later plan replaces an earlier one.
+    PlanSegment {
+        /// Which; open.
+        segment: SegmentId,
+        /// What follows; ascending, disjoint, and together at least the segment's partitions.
+        successors: Vec<Planned>,
+    },
+    /// A broker is about to leave: it is given no more segments.
+    EpochLeaving {
+        /// Its epoch.
+        epoch: Epoch,
+    },
+}
+
+/// A segment to come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Planned {
+    /// Its partitions. They may be those of several open segments: it opens once all of these have ended.
+    pub range: PartitionRange,
+    /// Who is to own it, if he is there by then.
+    pub owner: Epoch,
 }
 
 /// One object of the cluster log: changes that take effect together.
@@ -234,6 +255,8 @@ pub struct TopicState {
     pub sealed: BTreeMap<SegmentNumber, SealedSegment>,
     /// Where the producers' state is of partitions that no open segment has adopted, by number. Empty once deleted.
     pub tails: BTreeMap<SegmentNumber, Tail>,
+    /// Open segments whose owners are asked to end them, and what is to follow.
+    pub planned: BTreeMap<SegmentNumber, Vec<Planned>>,
 }
 
 /// A broker in the cluster's state.
@@ -243,6 +266,15 @@ pub struct EpochState {
     pub endpoint: String,
     /// Its lowest fence, once recovered.
     pub fence: Option<Slot>,
+    /// It is about to leave and is given no more segments.
+    pub leaving: bool,
+}
+
+impl EpochState {
+    /// Whether segments may be given to it.
+    pub fn takes_segments(&self) -> bool {
+        self.fence.is_none() && !self.leaving
+    }
 }
 
 /// The cluster's state: the fold of the log. See [`ClusterState::apply`]. Cloning shares the topics.

@@ -5,7 +5,7 @@
 
 use proptest::prelude::*;
 use refstream_format::{
-    cluster_log::{ClusterState, Command, LogEntry, OpenSegment, SealedBy},
+    cluster_log::{ClusterState, Command, LogEntry, OpenSegment, Planned, SealedBy},
     manifest::{DataFile, Manifest, PublishPlan, SegmentSpan, Tier, end_offsets, file_of, segments},
 };
 use refstream_types::{
@@ -89,7 +89,29 @@ fn entry() -> LogEntry {
     }
 }
 
+/// What follows it: a plan to split and move, and a broker that leaves.
+fn second_entry() -> LogEntry {
+    let planned = |lo, hi, owner| Planned { range: range(lo, hi), owner: Epoch(owner) };
+    let segment = SegmentId { topic: TopicId(1), number: SegmentNumber(3) };
+    LogEntry {
+        version: Version(2),
+        token: Token([0x5a; 16]),
+        commands: vec![
+            Command::PlanSegment { segment, successors: vec![planned(0, 2, 3), planned(2, 4, 1)] },
+            Command::EpochLeaving { epoch: Epoch(1) },
+        ],
+        ..entry()
+    }
+}
+
 fn state() -> ClusterState {
+    let mut state = old_state();
+    state.apply(&second_entry()).unwrap();
+    state.check().unwrap();
+    state
+}
+
+fn old_state() -> ClusterState {
     let mut state = ClusterState::default();
     state.apply(&entry()).unwrap();
     state.check().unwrap();
@@ -134,7 +156,10 @@ type Again = fn(&[u8]) -> Option<Vec<u8>>;
 fn formats() -> Vec<(&'static str, Vec<u8>, Again)> {
     vec![
         ("log_entry.v1.bin", entry().encode(), |b| LogEntry::decode(b, Version(1)).ok().map(|e| e.encode())),
-        ("snapshot.v1.bin", state().encode(), |b| ClusterState::decode(b, Version(1)).ok().map(|s| s.encode())),
+        ("log_entry_plan.v1.bin", second_entry().encode(), |b| {
+            LogEntry::decode(b, Version(2)).ok().map(|e| e.encode())
+        }),
+        ("snapshot.v2.bin", state().encode(), |b| ClusterState::decode(b, Version(2)).ok().map(|s| s.encode())),
         ("manifest.v1.bin", manifest().encode(), |b| {
             Manifest::decode(b, (TopicId(7), Version(12))).ok().map(|m| m.encode())
         }),
@@ -152,7 +177,13 @@ fn golden_files_are_read_and_written_alike() {
         assert_eq!(stored, bytes, "{name}: the format changed; raise its version");
     }
     assert_eq!(LogEntry::decode(&golden("log_entry.v1.bin", &entry().encode()), Version(1)).unwrap(), entry());
-    assert_eq!(ClusterState::decode(&golden("snapshot.v1.bin", &state().encode()), Version(1)).unwrap(), state());
+    assert_eq!(ClusterState::decode(&golden("snapshot.v2.bin", &state().encode()), Version(2)).unwrap(), state());
+}
+
+#[test]
+fn snapshots_of_the_first_version_are_read() {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/snapshot.v1.bin");
+    assert_eq!(ClusterState::decode(&std::fs::read(path).unwrap(), Version(1)).unwrap(), old_state());
 }
 
 #[test]
@@ -174,7 +205,7 @@ fn every_flipped_bit_and_every_cut_is_noticed() {
 fn another_objects_bytes_are_refused() {
     let error = LogEntry::decode(&entry().encode(), Version(2)).unwrap_err();
     assert!(error.to_string().contains("number 1, expected 2"), "{error}");
-    assert!(ClusterState::decode(&state().encode(), Version(2)).is_err());
+    assert!(ClusterState::decode(&state().encode(), Version(3)).is_err());
     assert!(Manifest::decode(&manifest().encode(), (TopicId(8), Version(12))).is_err());
     assert!(Manifest::decode(&manifest().encode(), (TopicId(7), Version(11))).is_err());
     let mut newer = manifest().encode();
@@ -188,7 +219,7 @@ proptest! {
 
     /// Bytes with a right checksum but any content: an error or a value, never a panic; a value is written alike.
     #[test]
-    fn hostile_bytes_do_not_panic(which in 0_usize..4, at in any::<prop::sample::Index>(), put in prop::collection::vec(any::<u8>(), 0..12), cut in 0_usize..4) {
+    fn hostile_bytes_do_not_panic(which in 0_usize..5, at in any::<prop::sample::Index>(), put in prop::collection::vec(any::<u8>(), 0..12), cut in 0_usize..4) {
         let (_, mut bytes, again) = formats().swap_remove(which);
         bytes.truncate(bytes.len() - 4);
         let at = 6 + at.index(bytes.len() - 6);

@@ -2,6 +2,7 @@
 //!
 //! The binary is the one that `cargo build` put beside the tests, or the one that `REFSTREAM_BIN` names.
 
+pub mod cluster;
 pub mod moto;
 pub mod outage;
 pub mod seaweed;

@@ -7,11 +7,11 @@ use crate::{
 };
 use refstream_filer_adapter::{Filer, Runtime, memory::MemoryStore};
 use refstream_format::{
-    cluster_log::{ClusterState, LogEntry, SealedSegment},
-    journal::PlacedBatch,
+    cluster_log::{ClusterState, Command, LogEntry, SealedSegment},
+    journal::{JournalObject, PlacedBatch},
 };
 use refstream_journal::{Metadata, ReadError};
-use refstream_types::{Chain, Layout, Offset, SegmentId};
+use refstream_types::{Chain, Epoch, Layout, Offset, SegmentId, Slot};
 use std::{
     cell::RefCell,
     collections::{BTreeMap, BTreeSet},
@@ -69,7 +69,21 @@ impl Observer {
             if let Err(violation) = self.state.check() {
                 return history.violation(violation.to_string());
             }
+            for command in &entry.commands {
+                if let Command::EpochRecovered { epoch, fence } = command {
+                    self.check_fence(*epoch, *fence, history);
+                }
+            }
             self.note_sealed(history);
+        }
+    }
+
+    /// What is recovered is fenced: nothing can be committed in it any more.
+    fn check_fence(&self, epoch: Epoch, fence: Slot, history: &mut History) {
+        let bytes = self.store.peek(&self.layout.link(&Chain::Journal(epoch), fence.0));
+        let object = bytes.map(|bytes| JournalObject::decode(bytes, (epoch, fence)));
+        if !matches!(object, Some(Ok(JournalObject::Fence { .. }))) {
+            history.violation(format!("epoch {epoch} is said to be recovered at {fence}, where there is no fence"));
         }
     }
 

@@ -33,6 +33,8 @@ pub(crate) enum Blow {
     DeleteScratch,
     /// A process is asked to leave.
     Drain,
+    /// A process is told that another one is gone, which is not so.
+    FalseAlarm,
 }
 
 /// All that a seed decides beforehand.
@@ -56,6 +58,10 @@ pub(crate) struct Plan {
     /// The store cannot be reached before.
     pub(crate) store_up_at: Duration,
     pub(crate) compact_every: Duration,
+    /// How many brokers there are meant to be.
+    pub(crate) brokers: usize,
+    /// Whether brokers are connected: they tell each other how far they are, and see each other go.
+    pub(crate) connected: bool,
     /// The wall clock's start, in microseconds.
     pub(crate) wall: i64,
 }
@@ -92,6 +98,8 @@ impl Plan {
         let p = one_of(random, &[0.0, 0.01, 0.04]);
         let stall_up_to = if long { 14 * MINUTE } else { one_of(random, &[100 * MS, 3 * SECOND]) };
         let latency_to = one_of(random, &[MS, 10 * MS, 60 * MS]);
+        // A commit is a few calls of the store, and several of them fit into D wherever brokers are run.
+        let settings = Settings { death_after: settings.death_after.max(15 * latency_to), ..settings };
         let faults = Faults {
             stall_up_to,
             latency_from: latency_to / 10,
@@ -101,7 +109,7 @@ impl Plan {
             ..Faults::within_contract(p)
         };
         let topics = (0..random.random_range(1..=2)).map(|_| TopicConfig {
-            partitions: random.random_range(1..=3),
+            partitions: random.random_range(1..=4),
             seal_bytes: one_of(random, &[1_024, 4_096, 1 << 20]),
             seal_age: one_of(random, &[SECOND, 600 * SECOND]),
             ..TopicConfig::default()
@@ -122,7 +130,8 @@ impl Plan {
                 72..77 => Blow::WallJump(one_of(random, &[1_200, -1_200, 86_400])),
                 77..86 => Blow::Seal,
                 86..91 => Blow::CreateScratch,
-                91..95 => Blow::DeleteScratch,
+                91..93 => Blow::DeleteScratch,
+                93..95 => Blow::FalseAlarm,
                 _ => Blow::Drain,
             };
             blows.push((at, blow));
@@ -141,6 +150,8 @@ impl Plan {
             blows,
             calm_at,
             store_up_at: if random.random_bool(0.1) { unit } else { Duration::ZERO },
+            brokers: one_of(random, &[1, 2, 3, 3, 4]),
+            connected: random.random_bool(0.6),
             compact_every: one_of(random, &[200 * MS, 2 * SECOND]).mul_f64(if long { 60.0 } else { 1.0 }),
             // Shortly before midnight, now and then.
             wall: 1_700_000_000_000_000 + if random.random_bool(0.2) { 6_395_000_000 } else { 0 },

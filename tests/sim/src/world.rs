@@ -17,7 +17,8 @@ use refstream_filer_adapter::{
     Runtime,
     memory::{Faults, MemoryStore},
 };
-use refstream_types::{Layout, Offset, ProducerId, SegmentId, Timestamp, TopicId};
+use refstream_format::cluster_log::ClusterState;
+use refstream_types::{Epoch, Layout, Offset, ProducerId, SegmentId, Timestamp, TopicId};
 use std::{
     collections::{BTreeMap, VecDeque, hash_map::DefaultHasher},
     hash::{Hash, Hasher},
@@ -72,6 +73,9 @@ struct Process {
     draining: bool,
     /// Where partitions end, as its readers know.
     ends: BTreeMap<Place, Offset>,
+    /// The cluster's state, as it knows it.
+    state: Arc<ClusterState>,
+    endpoint: String,
     /// Microseconds.
     wall_offset: i64,
 }
@@ -113,7 +117,11 @@ struct World {
     store: MemoryStore,
     processes: Vec<Process>,
     ended: Ended,
-    starts: Vec<Duration>,
+    /// When processes start, and where, if that matters.
+    starts: Vec<(Duration, Option<String>)>,
+    /// What processes are told of each other, when.
+    hints: Vec<(Duration, usize, Input)>,
+    tell_at: Duration,
     outages: Vec<(Duration, usize)>,
     lanes: Vec<Lane>,
     producers: Vec<Option<ProducerId>>,
@@ -165,7 +173,9 @@ impl World {
             store,
             processes: Vec::new(),
             ended: Ended::default(),
-            starts: vec![Duration::ZERO],
+            starts: Vec::new(),
+            hints: Vec::new(),
+            tell_at: Duration::ZERO,
             outages: Vec::new(),
             lanes: Vec::new(),
             producers: vec![None; producers],
@@ -193,6 +203,10 @@ impl World {
     /// The whole life of a seed.
     fn play(&mut self) {
         self.say(|| format!("{:?}", self.plan));
+        for broker in 0..self.plan.brokers {
+            let at = self.random.random_range(Duration::ZERO..=self.plan.calm_at / 8) * u32::from(broker > 0);
+            self.starts.push((at, None));
+        }
         let mut blows = VecDeque::from(std::mem::take(&mut self.plan.blows));
         let calm_at = self.plan.calm_at;
         while !self.is_broken() {
@@ -228,6 +242,11 @@ impl World {
     fn drain(&mut self, process: usize) {
         self.processes[process].draining = true;
         self.wait_for(process, |phase| phase == Phase::Serving);
+        // Nobody would be left to see that what is handed over goes to somebody who is dead.
+        let end = self.clock.now() + PATIENCE;
+        if !self.run_until(end, |world| world.processes[process].over || world.dead_are_recovered()) {
+            self.history.violation(format!("the dead are not recovered after {PATIENCE:?}"));
+        }
         let ticket = self.ticket(Waiter::Other);
         self.give(process, Input::Drain { ticket });
         self.wait_for(process, |_| false);
@@ -258,14 +277,21 @@ impl World {
     }
 
     fn is_done(&self) -> bool {
-        let serving = self.newest().is_some_and(|newest| {
-            let process = &self.processes[newest];
-            process.broker.status(self.time(process)).phase == Phase::Serving
-        });
-        serving
+        let serves = |process: &Process| process.broker.status(self.time(process)).phase == Phase::Serving;
+        let mut alive = self.processes.iter().filter(|process| !process.over).peekable();
+        alive.peek().is_some()
+            && alive.all(serves)
+            && self.dead_are_recovered()
             && self.starts.is_empty()
             && self.topics.iter().all(Option::is_some)
             && self.lanes.iter().all(Lane::is_done)
+    }
+
+    /// Whether the cluster knows of every process that is over.
+    fn dead_are_recovered(&self) -> bool {
+        let alive: Vec<_> =
+            (0..self.processes.len()).filter(|p| !self.processes[*p].over).filter_map(|p| self.epoch_of(p)).collect();
+        self.observer.state.live_epochs().all(|epoch| alive.contains(&epoch))
     }
 
     /// Lets time pass until `end`, or until `done`; whether it was `done` that ended it.
@@ -323,7 +349,9 @@ impl World {
             .chain(lanes)
             .chain(creating)
             .chain(outages)
-            .chain(self.starts.iter().copied())
+            .chain(self.starts.iter().map(|(at, _)| *at))
+            .chain(self.hints.iter().map(|(at, ..)| *at))
+            .chain((self.plan.connected || self.calm).then_some(self.tell_at))
             .chain(self.clock.next_timer())
             .chain([self.observer.next_look()])
             .min();
@@ -333,9 +361,16 @@ impl World {
     /// Does what is due.
     fn moment(&mut self) {
         let now = self.clock.now();
-        while let Some(at) = self.starts.iter().position(|at| *at <= now) {
-            self.starts.remove(at);
-            self.start();
+        while let Some(at) = self.starts.iter().position(|(at, _)| *at <= now) {
+            let (_, endpoint) = self.starts.remove(at);
+            self.start(endpoint);
+        }
+        if (self.plan.connected || self.calm) && self.tell_at <= now {
+            self.tell();
+        }
+        while let Some(at) = self.hints.iter().position(|(at, ..)| *at <= now) {
+            let (_, process, hint) = self.hints.remove(at);
+            self.give(process, hint);
         }
         while let Some(at) = self.outages.iter().position(|(at, _)| *at <= now) {
             let (_, process) = self.outages.remove(at);
@@ -381,7 +416,7 @@ impl World {
         Now { monotonic: now, wall: Timestamp::from_micros(wall) }
     }
 
-    fn start(&mut self) {
+    fn start(&mut self, endpoint: Option<String>) {
         let process = self.processes.len();
         let faults = if self.calm { self.calm_faults() } else { self.plan.faults.clone() };
         let runtime: Arc<dyn Runtime> = Arc::new(self.clock.clone());
@@ -398,11 +433,8 @@ impl World {
             ended: Ended::clone(&self.ended),
             process,
         };
-        let identity = Identity {
-            endpoint: format!("http://process-{process}"),
-            software: "sim".into(),
-            seed: self.random.random(),
-        };
+        let endpoint = endpoint.unwrap_or_else(|| format!("http://process-{process}"));
+        let identity = Identity { endpoint: endpoint.clone(), software: "sim".into(), seed: self.random.random() };
         let wall_offset = self.random.random_range(-3_000_000..3_000_000);
         let wall = Timestamp::from_micros(self.plan.wall + now.as_micros() as i64 + wall_offset);
         let mut effects = Vec::new();
@@ -418,6 +450,8 @@ impl World {
             over: false,
             draining: false,
             ends: BTreeMap::new(),
+            state: Arc::default(),
+            endpoint,
             wall_offset,
         });
         self.carry_out(process, effects);
@@ -472,6 +506,7 @@ impl World {
                             self.processes[process].learn((segment.id.topic, partition), *offset);
                         }
                     }
+                    self.processes[process].state = state;
                     self.observer.follow(&mut self.history);
                 }
                 Effect::WakeAt(at) => self.processes[process].wake = Some(at),
@@ -511,11 +546,27 @@ impl World {
         ended.over = true;
         ended.outside.store.set_cut_off(true);
         ended.mailbox.clear();
-        let alone = !self.processes.iter().any(|p| !p.over && p.paused_until.is_none());
-        if alone && self.starts.is_empty() && !self.processes.iter().any(|p| p.draining && self.calm) {
-            let pause = Duration::from_millis(self.random.random_range(1..400));
-            self.starts.push(self.clock.now() + pause);
+        let endpoint = ended.endpoint.clone();
+        let now = self.clock.now();
+        if let Some(epoch) = self.epoch_of(process).filter(|_| self.plan.connected || self.calm) {
+            for other in (0..self.processes.len()).filter(|other| !self.processes[*other].over).collect::<Vec<_>>() {
+                let at = now + Duration::from_millis(self.random.random_range(1..30));
+                self.hints.push((at, other, Input::PeerGone { epoch }));
+            }
         }
+        let running = |p: &&Process| !p.over && !p.draining && p.paused_until.is_none();
+        let left = self.processes.iter().filter(running).count() + self.starts.len();
+        let leaving = self.calm && self.processes.iter().any(|p| p.draining);
+        if !leaving && (left == 0 || left < self.plan.brokers && self.random.random_bool(0.7)) {
+            let pause = Duration::from_millis(self.random.random_range(1..400));
+            let same = self.random.random_bool(0.5).then_some(endpoint);
+            self.starts.push((now + pause, same));
+        }
+    }
+
+    fn epoch_of(&self, process: usize) -> Option<Epoch> {
+        let process = &self.processes[process];
+        process.broker.status(self.time(process)).epoch
     }
 
     /// The process that was started last and is not over.
@@ -523,21 +574,44 @@ impl World {
         self.processes.iter().rposition(|process| !process.over)
     }
 
-    /// Whom a client turns to: mostly the newest.
-    fn target(&mut self) -> Option<usize> {
+    /// Whom a client turns to with a partition: mostly the owner, as some process knows it.
+    fn target(&mut self, place: Option<Place>) -> Option<usize> {
         let alive: Vec<_> = (0..self.processes.len()).filter(|p| !self.processes[*p].over).collect();
-        if self.calm || self.random.random_bool(0.8) {
-            return alive.last().copied();
+        let asked = *alive.get(self.random.random_range(0..alive.len().max(1)))?;
+        let Some((topic, partition)) = place else { return Some(asked) };
+        if !self.calm && self.random.random_bool(0.05) {
+            return Some(asked);
         }
-        let at = self.random.random_range(0..alive.len().max(1));
-        alive.get(at).copied()
+        let state = &self.processes[asked].state;
+        let owner = state.topics.get(&topic).and_then(|topic| topic.open_segment(partition)).map(|open| open.owner);
+        let owner = owner.and_then(|owner| alive.iter().copied().find(|p| self.epoch_of(*p) == Some(owner)));
+        Some(owner.unwrap_or(asked))
+    }
+
+    /// Connected processes tell each other how far they are.
+    fn tell(&mut self) {
+        self.tell_at = self.clock.now() + self.plan.settings.death_after / 4;
+        let awake = |p: &Process| !p.over && p.paused_until.is_none();
+        let told: Vec<_> = (0..self.processes.len())
+            .filter(|p| awake(&self.processes[*p]))
+            .filter_map(|p| {
+                let status = self.processes[p].broker.status(self.time(&self.processes[p]));
+                Some((p, status.epoch?, status.committed_slot, status.version))
+            })
+            .collect();
+        for (from, epoch, committed, version) in &told {
+            for (to, ..) in told.iter().filter(|(to, ..)| to != from) {
+                let (epoch, committed, version) = (*epoch, *committed, *version);
+                self.give(*to, Input::PeerSeen { epoch, committed, version });
+            }
+        }
     }
 
     // The observer and the compactor.
 
     fn observe(&mut self) {
         let closable = self.observer.look(&mut self.executor, &self.clock, &mut self.history);
-        if let (false, Some(target)) = (closable.is_empty(), self.newest()) {
+        if let (false, Some(target)) = (closable.is_empty(), self.target(None)) {
             let segments: Vec<SegmentId> = closable;
             let ticket = self.ticket(Waiter::Other);
             self.give(target, Input::Closed { ticket, segments });

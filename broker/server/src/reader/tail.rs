@@ -3,7 +3,8 @@
 //! The stream does nothing ahead of its consumer but a few reads of journals: a slow consumer holds its positions, at most
 //! [`READS`] batches, and what HTTP/2 has taken of it. Partitions take turns; a turn is the batches of one slot, so that partitions which are
 //! behind go through the journal side by side and share what is read of it. Those whose batches must be read from the store do
-//! not hold up those whose batches are in memory.
+//! not hold up those whose batches are in memory. A partition that another broker serves by then leaves the stream at the end of what is
+//! known here.
 
 use super::{Next, Reader, Topic, fetch::Delivered};
 use crate::{errors, metrics::Counted};
@@ -180,7 +181,12 @@ impl Tail {
     fn turn_of(&mut self, at: usize) -> Option<TailResponse> {
         let position = &self.positions[at];
         let (partition, offset) = (position.partition, position.offset);
+        // In this order: what was committed here before it moved is found.
+        let elsewhere = self.topic.is_elsewhere(partition);
         let latest = self.topic.latest(partition);
+        if elsewhere && offset >= latest {
+            return Some(self.fail(at, errors::moved(partition.0)));
+        }
         let finished = !self.follow && position.until <= offset && offset <= latest;
         if finished || offset == latest {
             return self.at_end(at, finished);

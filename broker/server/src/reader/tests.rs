@@ -59,6 +59,7 @@ fn state(sealed: Vec<SealedSegment>, opened: OpenSegment) -> Arc<ClusterState> {
         adopted: BTreeMap::new(),
         sealed: sealed.into_iter().map(|segment| (segment.opened.id.number, segment)).collect(),
         tails: BTreeMap::new(),
+        planned: BTreeMap::new(),
     };
     let mut state = ClusterState::default();
     state.topics.insert(TOPIC, Arc::new(topic));

@@ -175,6 +175,8 @@ pub(crate) struct Topic {
     id: TopicId,
     ends: Box<[AtomicU64]>,
     ended: AtomicBool,
+    /// Partitions whose open segment another broker owns.
+    elsewhere: Box<[AtomicBool]>,
     changed: watch::Sender<()>,
     index: Mutex<Index>,
 }
@@ -186,6 +188,7 @@ impl Topic {
             id: topic.id,
             ends: (0..partitions).map(|_| AtomicU64::new(0)).collect(),
             ended: AtomicBool::new(false),
+            elsewhere: (0..partitions).map(|_| AtomicBool::new(false)).collect(),
             changed: watch::Sender::new(()),
             index: Mutex::new(Index { segments: BTreeMap::new(), chains: vec![BTreeMap::new(); partitions] }),
         }
@@ -203,6 +206,11 @@ impl Topic {
     /// One past the partition's last committed record.
     pub(crate) fn latest(&self, partition: PartitionId) -> Offset {
         Offset(self.ends[partition.0 as usize].load(Ordering::Acquire))
+    }
+
+    /// Whether another broker serves the partition.
+    pub(crate) fn is_elsewhere(&self, partition: PartitionId) -> bool {
+        self.elsewhere.get(partition.0 as usize).is_some_and(|elsewhere| elsewhere.load(Ordering::Acquire))
     }
 
     /// Whether it was deleted.
@@ -230,7 +238,7 @@ impl Topic {
         }
     }
 
-    pub(super) fn set_state(&self, state: &TopicState, now: Duration) {
+    pub(super) fn set_state(&self, state: &TopicState, mine: Option<Epoch>, now: Duration) {
         let mut index = lock(&self.index);
         let Index { segments, chains } = &mut *index;
         let mut add = |opened: &OpenSegment, sealed: Option<&SealedSegment>| {
@@ -264,6 +272,15 @@ impl Topic {
         drop(index);
         for (partition, end) in (0..).map(PartitionId).zip(&state.next_offsets) {
             self.raise(partition, end.0);
+        }
+        // What was raised before it is still told from here.
+        for open in state.open.values() {
+            let elsewhere = mine.is_some_and(|mine| open.owner != mine);
+            for partition in open.range.iter() {
+                if let Some(known) = self.elsewhere.get(partition.0 as usize) {
+                    known.store(elsewhere, Ordering::Release);
+                }
+            }
         }
         if state.deleted {
             self.end();

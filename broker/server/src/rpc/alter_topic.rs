@@ -7,7 +7,7 @@ use refstream_proto::v1::{AlterTopicRequest, AlterTopicResponse, ErrorDetail};
 use std::time::Duration;
 
 pub(super) async fn call(node: &Node, request: AlterTopicRequest) -> Result<AlterTopicResponse, ErrorDetail> {
-    let topic = node.topic(&request.name)?;
+    let topic = node.topic(&request.name).await?;
     let mut config = topic.config;
     if request.clear_retention {
         if request.retention_micros.is_some() {

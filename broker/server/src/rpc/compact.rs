@@ -5,12 +5,17 @@ use refstream_proto::v1::{CompactRequest, CompactResponse, ErrorDetail};
 use std::sync::Arc;
 
 pub(super) async fn call(node: &Node, request: &CompactRequest) -> Result<CompactResponse, ErrorDetail> {
-    let topic = node.topic(&request.topic)?;
+    let topic = node.topic(&request.topic).await?;
     let (compaction, publish) = (Arc::clone(&node.compaction), request.publish);
     if !compaction.is_available() {
         return Err(errors::unsupported(
             "this broker has no compactor; run one beside it, or ask a broker that has one",
         ));
+    }
+    if !request.own
+        && let Some(endpoint) = compaction.elsewhere(topic.id)
+    {
+        return node.peers.compact(&endpoint, request.clone()).await;
     }
     // A task of its own: a client that goes away does not leave half of the work.
     let work = tokio::spawn(async move { compaction.compact_topic(topic.id, publish).await });

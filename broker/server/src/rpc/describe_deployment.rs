@@ -8,7 +8,7 @@ use refstream_format::batch::MAX_BATCH_BYTES;
 use refstream_proto::v1::{DescribeDeploymentResponse, ErrorDetail, Store};
 
 pub(super) fn call(node: &Node) -> Result<DescribeDeploymentResponse, ErrorDetail> {
-    node.state()?;
+    let state = node.state()?;
     let epoch = node.core.status.borrow().0.epoch;
     let default = node.stores.first().ok_or_else(|| errors::internal("no store is configured at this broker"))?;
     Ok(DescribeDeploymentResponse {
@@ -22,6 +22,7 @@ pub(super) fn call(node: &Node) -> Result<DescribeDeploymentResponse, ErrorDetai
         default_store: default.name.to_string(),
         metadata_store: node.metadata_store.to_string(),
         root: node.layout.root().into(),
+        brokers: node.brokers(&state),
         max_batch_bytes: u32::try_from(MAX_BATCH_BYTES).unwrap_or(u32::MAX),
     })
 }

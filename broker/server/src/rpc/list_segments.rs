@@ -2,6 +2,7 @@
 //!
 //! The bytes of a closed segment are its share of its files by rows; who owned it is not kept.
 
+use super::list_offsets;
 use crate::node::Node;
 use refstream_format::{
     cluster_log::OpenSegment,
@@ -12,14 +13,23 @@ use refstream_types::Offset;
 use std::collections::BTreeMap;
 
 pub(super) async fn call(node: &Node, request: &ListSegmentsRequest) -> Result<ListSegmentsResponse, ErrorDetail> {
-    let topic = node.topic(&request.topic)?;
+    let topic = node.topic(&request.topic).await?;
     let indexed = node.reader.topic(topic.id);
+    let mine = node.core.status.borrow().0.epoch;
+    // Where others' open segments end, they know; without their answer they are shown as far as they are known here.
+    let ends: BTreeMap<u32, Offset> = match topic.open.values().any(|open| Some(open.owner) != mine) {
+        true => {
+            let told = list_offsets::all(node, topic.id, None).await.map(|(told, _)| told).unwrap_or_default();
+            told.into_iter().map(|offsets| (offsets.partition, Offset(offsets.latest))).collect()
+        }
+        false => BTreeMap::new(),
+    };
     let mut segments = BTreeMap::new();
     for open in topic.open.values() {
-        let ends =
-            open.range.iter().zip(&open.start_offsets).map(|(partition, start)| {
-                indexed.as_ref().map_or(*start, |indexed| indexed.latest(partition)).max(*start)
-            });
+        let ends = open.range.iter().zip(&open.start_offsets).map(|(partition, start)| {
+            let here = indexed.as_ref().map_or(*start, |indexed| indexed.latest(partition));
+            ends.get(&partition.0).copied().unwrap_or(here).max(*start)
+        });
         let segment = Segment {
             end_offsets: numbers(ends),
             bytes: indexed.as_ref().map_or(0, |indexed| indexed.segment_bytes(open.id.number)),

@@ -4,8 +4,8 @@ use super::topic_response;
 use crate::node::Node;
 use refstream_proto::v1::{Assignment, ErrorDetail, LookupRequest, LookupResponse};
 
-pub(super) fn call(node: &Node, request: &LookupRequest) -> Result<LookupResponse, ErrorDetail> {
-    let topic = node.topic(&request.topic)?;
+pub(super) async fn call(node: &Node, request: &LookupRequest) -> Result<LookupResponse, ErrorDetail> {
+    let topic = node.topic(&request.topic).await?;
     let state = node.state()?;
     let assignments = topic
         .open
@@ -22,5 +22,5 @@ pub(super) fn call(node: &Node, request: &LookupRequest) -> Result<LookupRespons
             })
         })
         .collect();
-    Ok(LookupResponse { topic: Some(topic_response(&topic)), assignments })
+    Ok(LookupResponse { topic: Some(topic_response(&topic)), assignments, brokers: node.brokers(&state) })
 }

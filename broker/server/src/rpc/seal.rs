@@ -8,7 +8,7 @@ use refstream_core::{Input, Reply};
 use refstream_proto::v1::{ErrorDetail, SealRequest, SealResponse};
 
 pub(super) async fn call(node: &Node, request: &SealRequest) -> Result<SealResponse, ErrorDetail> {
-    let topic = node.topic(&request.topic)?;
+    let topic = node.topic(&request.topic).await?;
     match node.core.call(|ticket| Input::Seal { ticket, topic: topic.id }).await? {
         Reply::Sealed(Ok(segments)) => {
             let sealed: Vec<u64> = segments.into_iter().map(|number| number.0).collect();

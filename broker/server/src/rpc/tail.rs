@@ -12,12 +12,12 @@ use refstream_types::{Offset, PartitionId, TopicId};
 use std::{collections::BTreeSet, sync::Arc};
 use tonic::Status;
 
-pub(super) fn call(
+pub(super) async fn call(
     node: &Node,
     request: TailRequest,
 ) -> Result<BoxStream<'static, Result<TailResponse, Status>>, ErrorDetail> {
-    node.state()?;
     let id = TopicId(request.topic_id);
+    node.topic_by_id(id).await?;
     let topic = node.reader.topic(id).filter(|topic| !topic.has_ended()).ok_or_else(|| errors::no_such_topic_id(id))?;
     if request.positions.is_empty() {
         return Err(errors::invalid("a tail needs at least one position (partition and offset)"));

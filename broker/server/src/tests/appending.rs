@@ -151,7 +151,7 @@ async fn times_lead_to_offsets() {
     let mut appender = client.appender(topic).await;
     let first = appender.append_one(0, bytes(&["a", "b"])).await;
     let mut at = async |at| {
-        let request = v1::ListOffsetsRequest { topic_id: topic, at: Some(at) };
+        let request = v1::ListOffsetsRequest { topic_id: topic, at: Some(at), own: false };
         client.records.list_offsets(request).await.unwrap().into_inner().at
     };
     assert_eq!(at(0).await, [0]);

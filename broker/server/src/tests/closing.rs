@@ -110,11 +110,11 @@ async fn sealed_segments_are_compacted_and_then_answered_with_in_files() {
     assert_eq!(client.latest(topic).await, [2, 1]);
     assert_eq!(appender.append_one(0, bytes(&["d"])).await.base_offset, 2);
     assert_eq!(client.read(topic, &[(0, 2), (1, 1)]).await.len(), 1);
-    let request = v1::ListOffsetsRequest { topic_id: topic, at: Some(1) };
+    let request = v1::ListOffsetsRequest { topic_id: topic, at: Some(1), own: false };
     let at = client.records.list_offsets(request).await.unwrap().into_inner().at;
     assert_eq!(at, [0, 0], "files may hold the time: their first offset");
 
-    let compact = v1::CompactRequest { topic: "images".into(), publish: true };
+    let compact = v1::CompactRequest { topic: "images".into(), publish: true, own: false };
     client.segments.compact(compact).await.unwrap();
     assert_eq!(segments(&mut client).await[0].state(), v1::SegmentState::Published);
 
@@ -131,7 +131,7 @@ async fn without_a_compactor_compaction_is_unsupported() {
     let server = serve(config(&Arc::default())).await;
     let mut client = Client::to(&server).await;
     client.create("images", 1).await;
-    let request = v1::CompactRequest { topic: "images".into(), publish: false };
+    let request = v1::CompactRequest { topic: "images".into(), publish: false, own: false };
     let status = client.segments.compact(request).await.unwrap_err();
     assert_eq!(error_detail(&status).code(), ErrorCode::Unsupported);
 }

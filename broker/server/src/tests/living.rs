@@ -60,8 +60,9 @@ async fn health_says_why_it_does_not_serve() {
         assert!(metrics.contains(line), "{line} is missing in\n{metrics}");
     }
     assert!(http(&server, "/").await.1.contains("topics  1"));
-    // Another broker takes over: this one stops, and says so.
-    let second = serve(config(&shelf)).await;
+    // Another broker takes it for dead, since it has its endpoint: this one stops, and says so.
+    let endpoint = format!("http://{}", server.grpc_address());
+    let second = serve(ServerConfig { advertise: Some(endpoint), ..config(&shelf) }).await;
     let reason = server.stopped().await;
     assert!(matches!(reason, StopReason::Fenced { .. } | StopReason::Superseded(_)), "{reason}");
     let (code, body) = http(&server, "/readyz").await;

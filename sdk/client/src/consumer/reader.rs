@@ -30,6 +30,12 @@ const QUEUED_BYTES: usize = 16 << 20;
 /// Answers of streams that wait to be looked at.
 const QUEUED_ANSWERS: usize = 8;
 
+/// How long to wait for a partition that changes hands.
+const MOVED: Duration = Duration::from_millis(25);
+/// How often it is looked up, of several brokers, whether the one that is read from still serves what is read: it may be gone without a
+/// word.
+const DOUBT: Duration = Duration::from_secs(1);
+
 /// What the consumer gets.
 pub(super) type Item = Result<Chunk, ConsumeError>;
 
@@ -98,6 +104,8 @@ enum Event {
     Answer(SessionId, v1::TailResponse),
     Ended(SessionId, Option<tonic::Status>),
     LookedUp(Result<(Routes, Vec<PartitionOffsets>), TopicError>),
+    /// Where partitions are served by now, while everything seems well.
+    Checked(Result<Routes, TopicError>),
     Files(files::Outcome),
 }
 
@@ -123,6 +131,10 @@ pub(super) struct Reader {
     routes: Routes,
     stale_routes: bool,
     looking_up: bool,
+    /// Partitions have changed hands since the last look-up, and nothing else is wrong.
+    moved: bool,
+    checking: bool,
+    check_at: Duration,
     follow: bool,
     targets: BTreeMap<PartitionId, Target>,
     /// Partitions that no stream and no file reader has.
@@ -164,6 +176,9 @@ impl Reader {
             routes,
             stale_routes: false,
             looking_up: false,
+            moved: false,
+            checking: false,
+            check_at: Duration::ZERO,
             follow,
             targets,
             in_files: BTreeMap::new(),
@@ -197,9 +212,15 @@ impl Reader {
                 self.start();
             }
             let sleep = self.context.runtime.sleep(wait);
+            let doubt = self.context.brokers.are_several() && !self.checking && !self.sessions.is_empty();
+            let check = self.context.runtime.sleep(self.check_at.saturating_sub(now));
             let event = tokio::select! {
                 event = self.events.recv() => event,
                 () = sleep, if !wait.is_zero() => continue,
+                () = check, if doubt => {
+                    self.check();
+                    continue;
+                }
                 () = self.context.outlet.queue.closed() => return,
             };
             let Some(event) = event else { return };
@@ -238,8 +259,9 @@ impl Reader {
         if self.stale_routes || unrouted {
             self.looking_up = true;
             let (context, sender) = (self.context.clone(), self.sender.clone());
+            let moved = std::mem::take(&mut self.moved);
             self.tasks.spawn(async move {
-                let _ = sender.send(Event::LookedUp(look_up(&context).await)).await;
+                let _ = sender.send(Event::LookedUp(look_up(&context, !moved).await)).await;
             });
             return;
         }
@@ -252,6 +274,42 @@ impl Reader {
         for (endpoint, partitions) in by_endpoint {
             self.open(endpoint, partitions);
         }
+    }
+
+    /// Looks up who serves what is being read.
+    fn check(&mut self) {
+        self.checking = true;
+        let (context, sender) = (self.context.clone(), self.sender.clone());
+        self.tasks.spawn(async move {
+            let outcome = records::lookup(&context.brokers, &context.topic.name).await;
+            let _ = sender.send(Event::Checked(outcome)).await;
+        });
+    }
+
+    /// Leaves brokers that do not serve any more what is read from them.
+    fn checked(&mut self, outcome: Result<Routes, TopicError>) {
+        self.checking = false;
+        self.check_at = self.context.runtime.now() + DOUBT;
+        let Ok(routes) = outcome else { return };
+        if routes.topic.id != self.context.topic.id {
+            return;
+        }
+        for session in self.sessions.values_mut() {
+            let endpoint = session.endpoint.clone();
+            let moved = |partition: &PartitionId| routes.endpoint(*partition).is_some_and(|route| route != endpoint);
+            let (gone, left) = std::mem::take(&mut session.partitions).into_iter().partition(|p| moved(p));
+            session.partitions = left;
+            let gone: BTreeSet<PartitionId> = gone;
+            self.idle.extend(gone);
+        }
+        self.sessions.retain(|_, session| {
+            let stays = !session.partitions.is_empty();
+            if !stays {
+                session.abort.abort();
+            }
+            stays
+        });
+        self.routes = routes;
     }
 
     fn open(&mut self, endpoint: String, partitions: BTreeSet<PartitionId>) {
@@ -294,6 +352,10 @@ impl Reader {
             }
             Event::Ended(session, status) => self.ended(session, status).await,
             Event::LookedUp(outcome) => self.looked_up(outcome).await,
+            Event::Checked(outcome) => {
+                self.checked(outcome);
+                Ok(())
+            }
             Event::Files(outcome) => self.files_read(outcome).await,
         }
     }
@@ -409,6 +471,13 @@ impl Reader {
                 self.targets.remove(&partition);
                 return self.context.outlet.send(Err(CallError::Refused(refusal).into())).await;
             }
+            ErrorCode::SegmentSealed => {
+                // Another broker goes on with it.
+                self.moved = !self.stale_routes || self.moved;
+                self.stale_routes = true;
+                self.trouble(CallError::Refused(refusal).into());
+                self.hold = self.context.runtime.now() + MOVED;
+            }
             // Anything else may be over after a new look-up, which also finds out what retention has deleted.
             _ => {
                 self.stale_routes = true;
@@ -460,6 +529,9 @@ impl Reader {
                 if self.idle.iter().any(|partition| self.routes.endpoint(*partition).is_none()) {
                     let error = self.context.brokers.invalid_answer("no broker serves some partitions now");
                     self.trouble(error.into());
+                    if self.context.brokers.are_several() {
+                        self.hold = self.context.runtime.now() + MOVED;
+                    }
                 }
                 for held in held {
                     let idle = self.idle.contains(&held.partition);
@@ -523,9 +595,13 @@ impl Drop for Reader {
     }
 }
 
-async fn look_up(context: &Context) -> Result<(Routes, Vec<PartitionOffsets>), TopicError> {
+/// Who serves the topic, and, if wanted, which offsets there are.
+async fn look_up(context: &Context, offsets: bool) -> Result<(Routes, Vec<PartitionOffsets>), TopicError> {
     let name = &context.topic.name;
     let routes = records::lookup(&context.brokers, name).await?;
+    if !offsets {
+        return Ok((routes, Vec::new()));
+    }
     let (held, _) = records::list_offsets(&context.brokers, context.topic.id, None)
         .await
         .map_err(|error| TopicError::of(name, error))?;

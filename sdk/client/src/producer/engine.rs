@@ -30,6 +30,10 @@ const REQUEST_BYTES: usize = 1 << 20;
 const REQUEST_BATCHES: usize = 256;
 /// Inputs that are taken before anything is sent.
 const INPUTS_AT_ONCE: usize = 256;
+/// A broker that has not answered for so long may be gone without a word: then it is looked up, as often, whether others serve its partitions.
+const SILENCE: Duration = Duration::from_millis(400);
+/// How long to wait for a partition that changes hands.
+const MOVED: Duration = Duration::from_millis(25);
 /// How often deadlines are looked at.
 const EXPIRY_CHECK: Duration = Duration::from_millis(500);
 
@@ -81,6 +85,8 @@ pub(super) struct Engine {
     /// Batches so far.
     batches: u64,
     next_expiry_check: Duration,
+    /// When the routes were last looked up because a broker is silent.
+    doubted_at: Duration,
     /// What went wrong last, for errors of batches whose time is up.
     last_trouble: Option<(String, ErrorClass)>,
     ended: Option<String>,
@@ -114,6 +120,7 @@ impl Engine {
             counter: 0,
             batches: 0,
             next_expiry_check: Duration::ZERO,
+            doubted_at: Duration::ZERO,
             last_trouble: None,
             ended: None,
         }
@@ -154,7 +161,12 @@ impl Engine {
         let linger = self.lingering.front().map(|(at, ..)| *at);
         let held = self.held.first().map(|(at, _)| *at);
         let expiry = self.queues.iter().any(|queue| !queue.is_empty()).then_some(self.next_expiry_check);
-        [linger, held, expiry].into_iter().flatten().min()
+        let doubt = match self.brokers.are_several() && !self.looking_up {
+            true => self.streams.values().filter_map(|stream| stream.silent_since).min(),
+            false => None,
+        };
+        let doubt = doubt.map(|since| since.max(self.doubted_at) + SILENCE);
+        [linger, held, expiry, doubt].into_iter().flatten().min()
     }
 
     fn take(&mut self, input: Input) {
@@ -251,7 +263,47 @@ impl Engine {
                 }
             }
         }
+        if self.is_in_doubt(now) {
+            self.doubted_at = now;
+            self.look_up();
+        }
         self.send(now);
+    }
+
+    /// Whether a broker is silent, of several.
+    fn is_in_doubt(&self, now: Duration) -> bool {
+        let silent =
+            |stream: &Stream| stream.silent_since.is_some_and(|since| now >= since.max(self.doubted_at) + SILENCE);
+        !self.looking_up && self.brokers.are_several() && self.streams.values().any(silent)
+    }
+
+    fn look_up(&mut self) {
+        self.looking_up = true;
+        let (brokers, topic) = (Arc::clone(&self.brokers), self.shared.topic.clone());
+        let inputs = self.shared.inputs.clone();
+        tokio::spawn(async move {
+            let outcome = records::lookup(&brokers, &topic).await;
+            let _ = inputs.send(Input::LookedUp(outcome));
+        });
+    }
+
+    /// Gives up streams to silent brokers whose partitions others serve by now.
+    fn leave_silent(&mut self) {
+        let now = self.now();
+        let is_over = |endpoint: &String, stream: &Stream| {
+            let mut partitions = stream.under_way.values().flatten().map(|(partition, _)| *partition);
+            stream.silent_since.is_some_and(|since| now >= since + SILENCE)
+                && partitions.any(|partition| {
+                    self.routes.endpoint(PartitionId(partition)).is_some_and(|route| route != endpoint)
+                })
+        };
+        let over = self.streams.iter().filter(|(endpoint, stream)| is_over(endpoint, stream));
+        let over: Vec<_> = over.map(|(endpoint, stream)| (endpoint.clone(), stream.id)).collect();
+        for (endpoint, id) in over {
+            self.stream_ended(id, &endpoint, "it does not answer, and others serve its partitions".into());
+            // That was just looked up.
+            self.stale_routes = false;
+        }
     }
 
     fn send(&mut self, now: Duration) {
@@ -342,13 +394,14 @@ impl Engine {
                 attempts.push((partition, attempt));
                 request.batches.push(v1::PartitionBatch { partition, batch });
             }
-            stream.send(request, attempts);
+            stream.send(request, attempts, self.shared.runtime.now());
         }
     }
 
     fn answered(&mut self, stream: StreamId, response: AppendResponse) {
         let Some(found) = self.streams.values_mut().find(|found| found.id == stream) else { return };
         let Some(attempts) = found.under_way.remove(&response.request_id) else { return };
+        found.heard(self.shared.runtime.now());
         let mut results = response.results.into_iter();
         for (partition, attempt) in attempts {
             match results.next().and_then(|result| result.result) {
@@ -416,7 +469,10 @@ impl Engine {
                 if !matches!(code, ErrorCode::Throttled | ErrorCode::OutOfSequence) {
                     self.stale_routes = true;
                 }
-                self.trouble(partition, detail.message.clone(), class, retry_after(detail));
+                let moved =
+                    matches!(code, ErrorCode::SegmentSealed | ErrorCode::Unavailable) && self.brokers.are_several();
+                let delay = retry_after(detail).or_else(|| moved.then_some(MOVED));
+                self.trouble(partition, detail.message.clone(), class, delay);
             }
             Consequence::Failed(pending) => self.fail(partition, vec![pending], &detail.message, class, false),
             Consequence::Broken(given_up) => self.fail(partition, given_up, &detail.message, class, false),
@@ -474,13 +530,7 @@ impl Engine {
     fn look_up_or_identify(&mut self) {
         let unrouted = |partition: &u32| self.routes.endpoint(PartitionId(*partition)).is_none();
         if !self.looking_up && (self.stale_routes || self.waiting.iter().any(unrouted)) {
-            self.looking_up = true;
-            let (brokers, topic) = (Arc::clone(&self.brokers), self.shared.topic.clone());
-            let inputs = self.shared.inputs.clone();
-            tokio::spawn(async move {
-                let outcome = records::lookup(&brokers, &topic).await;
-                let _ = inputs.send(Input::LookedUp(outcome));
-            });
+            self.look_up();
         }
         let nameless = self.waiting.iter().any(|partition| self.queues[*partition as usize].needs_identity());
         if !self.identifying && nameless {
@@ -504,10 +554,12 @@ impl Engine {
             Ok(routes) => {
                 self.routes = routes;
                 self.stale_routes = false;
+                self.leave_silent();
                 for partition in waiting {
                     if self.routes.endpoint(PartitionId(partition)).is_none() {
                         let why = format!("no broker serves partition {partition} now");
-                        self.trouble(partition, why, ErrorClass::Unreachable, None);
+                        let delay = self.brokers.are_several().then_some(MOVED);
+                        self.trouble(partition, why, ErrorClass::Unreachable, delay);
                     }
                     self.dirty.insert(partition);
                 }

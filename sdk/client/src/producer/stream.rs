@@ -3,7 +3,7 @@
 use super::{engine::Input, partition::Attempt};
 use crate::broker::{Failure, Line, MAX_ANSWER_BYTES};
 use refstream_proto::v1::{AppendRequest, records_client::RecordsClient};
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::Status;
@@ -18,6 +18,8 @@ pub(super) struct Stream {
     pub(super) id: StreamId,
     requests: mpsc::UnboundedSender<AppendRequest>,
     pub(super) under_way: HashMap<u64, Vec<(u32, Attempt)>>,
+    /// Since when nothing was answered, while something is under way.
+    pub(super) silent_since: Option<Duration>,
     task: JoinHandle<()>,
 }
 
@@ -36,13 +38,21 @@ impl Stream {
             let why = Failure::of(&endpoint, &status).why;
             let _ = inputs.send(Input::StreamEnded { stream: id, endpoint, why });
         });
-        Self { id, requests, under_way: HashMap::new(), task }
+        Self { id, requests, under_way: HashMap::new(), silent_since: None, task }
     }
 
     /// Sends a request. When the stream has ended meanwhile, its end is an input already and covers these attempts too.
-    pub(super) fn send(&mut self, request: AppendRequest, attempts: Vec<(u32, Attempt)>) {
+    pub(super) fn send(&mut self, request: AppendRequest, attempts: Vec<(u32, Attempt)>, now: Duration) {
+        self.silent_since.get_or_insert(now);
         self.under_way.insert(request.request_id, attempts);
         let _ = self.requests.send(request);
+    }
+}
+
+impl Stream {
+    /// The broker answered something.
+    pub(super) fn heard(&mut self, now: Duration) {
+        self.silent_since = (!self.under_way.is_empty()).then_some(now);
     }
 }
 

@@ -1,12 +1,16 @@
 //! The calls, one a function.
 
-use super::{AlterTopic, PartitionOffsets, Segment, SegmentState, TopicDescription};
+use super::{AlterTopic, BrokerDescription, PartitionOffsets, Segment, SegmentState, TopicDescription};
 use crate::{
     CallError, RefusedConfig, TopicError,
     broker::{Brokers, Patience},
 };
-use refstream_proto::v1::{self, segments_client::SegmentsClient, topics_client::TopicsClient};
-use refstream_types::{Offset, PartitionId, PartitionRange, SegmentNumber, Timestamp, TopicConfig, TopicId, TopicName};
+use refstream_proto::v1::{
+    self, cluster_client::ClusterClient, segments_client::SegmentsClient, topics_client::TopicsClient,
+};
+use refstream_types::{
+    Epoch, Offset, PartitionId, PartitionRange, SegmentNumber, Timestamp, TopicConfig, TopicId, TopicName,
+};
 use std::time::Duration;
 
 fn micros(duration: Duration) -> u64 {
@@ -197,6 +201,7 @@ fn segment_of(brokers: &Brokers, segment: &v1::Segment) -> Result<Segment, CallE
             v1::SegmentState::Compacted => SegmentState::Compacted,
             v1::SegmentState::Published => SegmentState::Published,
         },
+        owner: (segment.epoch > 0).then_some(Epoch(segment.epoch)),
         start_offsets: segment.start_offsets.iter().copied().map(Offset).collect(),
         end_offsets: segment.end_offsets.iter().copied().map(Offset).collect(),
         bytes: segment.bytes,
@@ -223,7 +228,7 @@ pub(crate) async fn compact(
     name: &TopicName,
     publish: bool,
 ) -> Result<(u32, Vec<String>), TopicError> {
-    let request = v1::CompactRequest { topic: name.to_string(), publish };
+    let request = v1::CompactRequest { topic: name.to_string(), publish, own: false };
     let answered = brokers
         .call(Patience::Work, |channel| {
             let request = request.clone();
@@ -237,4 +242,29 @@ pub(crate) async fn compact(
         .await
         .map_err(|error| TopicError::of(name, error))?;
     Ok((answered.segments, answered.files))
+}
+
+/// The brokers of the cluster.
+pub(crate) async fn cluster(brokers: &Brokers) -> Result<Vec<BrokerDescription>, CallError> {
+    let answered = brokers
+        .call(Patience::Timeout, |channel| async move {
+            ClusterClient::new(channel).describe_cluster(v1::DescribeClusterRequest {}).await
+        })
+        .await?;
+    let described = answered.brokers.into_iter().map(|broker| BrokerDescription {
+        epoch: Epoch(broker.epoch),
+        endpoint: broker.endpoint,
+        leads: broker.leads,
+        leaving: broker.leaving,
+        open_segments: broker.open_segments,
+    });
+    Ok(described.collect())
+}
+
+/// Asks the broker at an endpoint to hand everything over and end.
+pub(crate) async fn drain(brokers: &Brokers, endpoint: &str) -> Result<(), CallError> {
+    brokers
+        .call_at(endpoint, |channel| async move { ClusterClient::new(channel).drain(v1::DrainRequest {}).await })
+        .await
+        .map(|_| ())
 }

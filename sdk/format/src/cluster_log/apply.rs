@@ -4,7 +4,8 @@
 //! that costs a pointer) and put back.
 
 use super::{
-    ClusterState, Command, EpochState, LogEntry, OpenSegment, SealedBy, SealedSegment, Tail, TopicState, Violation,
+    ClusterState, Command, EpochState, LogEntry, OpenSegment, Planned, SealedBy, SealedSegment, Tail, TopicState,
+    Violation,
 };
 use refstream_types::{
     Epoch, LeaderTerm, Offset, PartitionRange, SegmentId, SegmentNumber, Slot, TopicConfig, TopicId,
@@ -161,6 +162,7 @@ impl ClusterState {
                     adopted: BTreeMap::new(),
                     sealed: BTreeMap::new(),
                     tails: BTreeMap::new(),
+                    planned: BTreeMap::new(),
                 };
                 self.topics.insert(*id, Arc::new(topic));
                 Ok(())
@@ -178,6 +180,7 @@ impl ClusterState {
                 let topic = self.live_topic(*id, before)?;
                 topic.deleted = true;
                 topic.tails.clear();
+                topic.planned.clear();
                 let name = topic.name.clone();
                 self.names.remove(&name);
                 self.drop_if_over(*id);
@@ -213,7 +216,7 @@ impl ClusterState {
                     format!("the endpoint of epoch {epoch} has {} bytes", endpoint.len())
                 })?;
                 before.epochs.entry(*epoch).or_insert(None);
-                self.epochs.insert(*epoch, EpochState { endpoint: endpoint.clone(), fence: None });
+                self.epochs.insert(*epoch, EpochState { endpoint: endpoint.clone(), fence: None, leaving: false });
                 Ok(())
             }
             Command::EpochForgotten { epoch } => {
@@ -227,6 +230,15 @@ impl ClusterState {
                 })?;
                 self.epochs.remove(epoch);
                 self.forgotten = self.forgotten.max(*epoch);
+                Ok(())
+            }
+            Command::PlanSegment { segment, successors } => {
+                self.live_topic(segment.topic, before)?.plan(*segment, successors)
+            }
+            Command::EpochLeaving { epoch } => {
+                let state = self.epoch(*epoch, before)?;
+                ensure(state.fence.is_none(), "only-the-living-leave", || format!("epoch {epoch} was recovered"))?;
+                state.leaving = true;
                 Ok(())
             }
         }
@@ -362,6 +374,7 @@ impl TopicState {
         let range = segment.opened.range;
         self.open.remove(&number);
         self.adopted.remove(&number);
+        self.planned.remove(&number);
         for (partition, end) in range.iter().zip(end_offsets) {
             self.next_offsets[partition.0 as usize] = *end;
         }
@@ -385,6 +398,27 @@ impl TopicState {
         self.adopted.insert(id.number, slot);
         self.release_tails(range);
         Ok(())
+    }
+
+    fn plan(&mut self, id: SegmentId, successors: &[Planned]) -> Result<(), Refusal> {
+        let Some(range) = self.open.get(&id.number).map(|s| s.range) else {
+            return Err(("only-open-segments-are-planned", format!("segment {id} is not open")));
+        };
+        self.plan_fits(range, successors)?;
+        self.planned.insert(id.number, successors.to_vec());
+        Ok(())
+    }
+
+    /// Checks a plan for a segment over `range`.
+    pub(super) fn plan_fits(&self, range: PartitionRange, successors: &[Planned]) -> Result<(), Refusal> {
+        ensure(
+            successors.is_sorted_by(|a, b| a.range.hi() <= b.range.lo())
+                && successors.iter().all(|planned| self.starts(planned.range).is_some()),
+            "plans-are-disjoint",
+            || format!("{successors:?}"),
+        )?;
+        let covers = range.iter().all(|partition| successors.iter().any(|planned| planned.range.contains(partition)));
+        ensure(covers, "plans-leave-nothing-out", || format!("{successors:?} does not cover {range}"))
     }
 
     /// The producers' state of `range` is elsewhere now.

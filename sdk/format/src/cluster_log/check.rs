@@ -109,7 +109,14 @@ impl TopicState {
         }
         ensure(self.adopted.keys().all(|n| self.open.contains_key(n)), "only-open-segments-are-adopted", || {
             format!("topic {}: {:?}", self.id, self.adopted)
-        })
+        })?;
+        for (number, successors) in &self.planned {
+            let Some(segment) = self.open.get(number).filter(|_| !self.deleted) else {
+                return Err(("only-open-segments-are-planned", format!("topic {}: {number}", self.id)));
+            };
+            self.plan_fits(segment.range, successors)?;
+        }
+        Ok(())
     }
 
     /// For each partition the sealed segments ascend without overlap and end at most at the next offset.

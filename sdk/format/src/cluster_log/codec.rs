@@ -1,7 +1,9 @@
 //! Bytes of log entries (magic `RFCL`) and snapshots (magic `RFCS`). Numbers are varints; maps are written ascending, so the
 //! same state gives the same bytes.
 
-use super::{ClusterState, Command, EpochState, LogEntry, OpenSegment, SealedBy, SealedSegment, Tail, TopicState};
+use super::{
+    ClusterState, Command, EpochState, LogEntry, OpenSegment, Planned, SealedBy, SealedSegment, Tail, TopicState,
+};
 use crate::{
     DecodeError,
     checked::{begin, finish, open, read_offsets, read_range, write_offsets, write_range},
@@ -21,7 +23,8 @@ pub const MAX_ENDPOINT_BYTES: usize = 1_024;
 const ENTRY_MAGIC: [u8; 4] = *b"RFCL";
 const ENTRY_VERSION: u16 = 1;
 const SNAPSHOT_MAGIC: [u8; 4] = *b"RFCS";
-const SNAPSHOT_VERSION: u16 = 1;
+/// Version 1 knew neither brokers that leave nor plans.
+const SNAPSHOT_VERSION: u16 = 2;
 
 impl LogEntry {
     /// The object's bytes.
@@ -66,6 +69,7 @@ impl ClusterState {
             w.varint(epoch.0);
             w.bytes(state.endpoint.as_bytes());
             w.option(state.fence, |w, fence| w.varint(fence.0));
+            w.u8(state.leaving.into());
         }
         w.varint(self.topics.len() as u64);
         for topic in self.topics.values() {
@@ -78,7 +82,7 @@ impl ClusterState {
     /// # Errors
     /// When it is damaged, of an unknown version, or not of entry `expected`.
     pub fn decode(bytes: &[u8], expected: Version) -> Result<Self, DecodeError> {
-        let (mut r, _) = open(bytes, "cluster snapshot", SNAPSHOT_MAGIC, SNAPSHOT_VERSION)?;
+        let (mut r, format) = open(bytes, "cluster snapshot", SNAPSHOT_MAGIC, SNAPSHOT_VERSION)?;
         let version = read_version(&mut r, expected)?;
         let leader = r.option(|r| Ok((LeaderTerm(r.varint()?), Epoch(r.varint()?))))?;
         let next_topic = TopicId(r.varint()?);
@@ -87,9 +91,10 @@ impl ClusterState {
             let epoch = Epoch(r.varint()?);
             let endpoint = r.text(MAX_ENDPOINT_BYTES)?;
             let fence = r.option(|r| r.varint().map(Slot))?;
-            Ok((epoch, EpochState { endpoint, fence }))
+            let leaving = format >= 2 && r.flag()?;
+            Ok((epoch, EpochState { endpoint, fence, leaving }))
         })?;
-        let topics = read_map(&mut r, |r| read_topic(r).map(|topic| (topic.id, Arc::new(topic))))?;
+        let topics = read_map(&mut r, |r| read_topic(r, format).map(|topic| (topic.id, Arc::new(topic))))?;
         let mut state = Self { version, leader, next_topic, topics, epochs, forgotten, names: BTreeMap::new() };
         state.names = state.names_of_topics();
         r.end()?;
@@ -172,7 +177,27 @@ fn write_command(w: &mut Writer, command: &Command) {
             w.u8(11);
             w.varint(epoch.0);
         }
+        Command::PlanSegment { segment, successors } => {
+            w.u8(12);
+            write_segment(w, *segment);
+            write_plan(w, successors);
+        }
+        Command::EpochLeaving { epoch } => {
+            w.u8(13);
+            w.varint(epoch.0);
+        }
     }
+}
+
+fn write_plan(w: &mut Writer, successors: &[Planned]) {
+    w.list(successors, |w, planned| {
+        write_range(w, planned.range);
+        w.varint(planned.owner.0);
+    });
+}
+
+fn read_plan(r: &mut Reader) -> Result<Vec<Planned>, DecodeError> {
+    r.list(MAX_PARTITIONS as usize, |r| Ok(Planned { range: read_range(r)?, owner: Epoch(r.varint()?) }))
 }
 
 fn read_command(r: &mut Reader) -> Result<Command, DecodeError> {
@@ -201,6 +226,8 @@ fn read_command(r: &mut Reader) -> Result<Command, DecodeError> {
         9 => Command::EpochJoined { epoch: Epoch(r.varint()?), endpoint: r.text(MAX_ENDPOINT_BYTES)? },
         10 => Command::SegmentAdopted { segment: read_segment(r)?, slot: Slot(r.varint()?) },
         11 => Command::EpochForgotten { epoch: Epoch(r.varint()?) },
+        12 => Command::PlanSegment { segment: read_segment(r)?, successors: read_plan(r)? },
+        13 => Command::EpochLeaving { epoch: Epoch(r.varint()?) },
         other => return Err(r.error(format!("command {other} is unknown: update this program"))),
     })
 }
@@ -336,9 +363,14 @@ fn write_topic(w: &mut Writer, topic: &TopicState) {
         write_sealed(w, &tail.segment);
         w.list(&tail.uncovered, |w, range| write_range(w, *range));
     }
+    w.varint(topic.planned.len() as u64);
+    for (number, successors) in &topic.planned {
+        w.varint(number.0);
+        write_plan(w, successors);
+    }
 }
 
-fn read_topic(r: &mut Reader) -> Result<TopicState, DecodeError> {
+fn read_topic(r: &mut Reader, format: u16) -> Result<TopicState, DecodeError> {
     let id = TopicId(r.varint()?);
     let name = r.parsed(MAX_TOPIC_NAME_BYTES)?;
     let config = read_config(r)?;
@@ -360,5 +392,22 @@ fn read_topic(r: &mut Reader) -> Result<TopicState, DecodeError> {
         let uncovered = r.list(MAX_PARTITIONS as usize, read_range)?;
         Ok((segment.opened.id.number, Tail { segment, uncovered }))
     })?;
-    Ok(TopicState { id, name, config, created_at, deleted, next_segment, next_offsets, open, adopted, sealed, tails })
+    let planned = match format {
+        1 => BTreeMap::new(),
+        _ => read_map(r, |r| Ok((SegmentNumber(r.varint()?), read_plan(r)?)))?,
+    };
+    Ok(TopicState {
+        id,
+        name,
+        config,
+        created_at,
+        deleted,
+        next_segment,
+        next_offsets,
+        open,
+        adopted,
+        sealed,
+        tails,
+        planned,
+    })
 }

@@ -19,7 +19,7 @@ impl World {
         let victim = alive.get(at).copied();
         let now = self.clock.now();
         match (blow, victim) {
-            (Blow::StartAnother, _) => self.start(),
+            (Blow::StartAnother, _) => self.start(None),
             (Blow::Outage { all: true, lasts }, _) => {
                 for process in alive {
                     self.processes[process].outside.store.set_cut_off(true);
@@ -35,7 +35,7 @@ impl World {
                 self.say(|| format!("process {process} pauses for {lasts:?}"));
                 self.processes[process].paused_until = Some(now + lasts);
                 if self.random.random_bool(0.7) {
-                    self.starts.push(now + lasts.mul_f64(self.random.random_range(0.0..1.0)));
+                    self.starts.push((now + lasts.mul_f64(self.random.random_range(0.0..1.0)), None));
                 }
             }
             (Blow::Outage { lasts, .. }, Some(process)) => {
@@ -67,6 +67,12 @@ impl World {
                     self.give(process, Input::Topic { ticket, operation: TopicOperation::Delete { topic } });
                 }
             }
+            (Blow::FalseAlarm, Some(process)) => {
+                let other = alive[self.random.random_range(0..alive.len())];
+                if let Some(epoch) = self.epoch_of(other) {
+                    self.give(process, Input::PeerGone { epoch });
+                }
+            }
             (Blow::Drain, Some(process)) => {
                 let ticket = self.ticket(Waiter::Other);
                 self.give(process, Input::Drain { ticket });
@@ -96,7 +102,7 @@ impl World {
             }
         }
         let now = self.clock.now();
-        self.starts = vec![now];
+        self.starts = vec![(now, None)];
         for lane in &mut self.lanes {
             lane.pause = lane.pause.min(MOST_PAUSE);
             lane.at = lane.at.min(now + MOST_PAUSE);

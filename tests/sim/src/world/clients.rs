@@ -38,7 +38,14 @@ impl World {
                 }
             }
             (Waiter::Latest { floor }, Reply::Confirmed(Ok(()))) => {
-                self.history.latest(&floor, &self.processes[process].ends);
+                // A broker answers for the partitions that it serves.
+                let (asked, mine) = (&self.processes[process], self.epoch_of(process));
+                let serves = |(topic, partition): &Place| {
+                    let topic = asked.state.topics.get(topic);
+                    topic.and_then(|t| t.open_segment(*partition)).is_some_and(|open| Some(open.owner) == mine)
+                };
+                let floor = floor.into_iter().filter(|(place, _)| serves(place)).collect();
+                self.history.latest(&floor, &asked.ends);
             }
             _ => {}
         }
@@ -124,7 +131,7 @@ impl World {
             }
             let ids: Vec<_> = lane.pending.iter().filter(|pending| !pending.acked).map(|pending| pending.id).collect();
             lane.at = now + patience / 4;
-            if let Some(target) = self.target() {
+            if let Some(target) = self.target(Some(self.lanes[index].place)) {
                 for id in ids {
                     self.send(index, id, target);
                 }
@@ -143,7 +150,7 @@ impl World {
                 None => return self.open_producer(producer),
             },
         };
-        let Some(target) = self.target() else { return };
+        let Some(target) = self.target(Some(self.lanes[index].place)) else { return };
         let lane = &mut self.lanes[index];
         lane.left -= 1;
         let records = self.random.random_range(1..=4);
@@ -178,7 +185,7 @@ impl World {
             return;
         }
         self.opening[producer] = Some(now + self.plan.patience);
-        if let Some(target) = self.target() {
+        if let Some(target) = self.target(None) {
             let ticket = self.ticket(Waiter::Open { producer });
             self.give(target, Input::OpenProducer { ticket });
         }
@@ -199,7 +206,7 @@ impl World {
                 let id = topic.id;
                 self.topics[index] = Some(id);
                 self.make_lanes(index, id);
-            } else if let Some(target) = self.newest() {
+            } else if let Some(target) = self.target(None) {
                 let config = self.plan.topics[index].clone();
                 let ticket = self.ticket(Waiter::Other);
                 self.give(target, Input::Topic { ticket, operation: TopicOperation::Create { name, config } });

@@ -1,0 +1,282 @@
+//! What the leader does: it recovers who is presumed dead, gives what nobody serves to somebody, and evens out who has how much.
+//!
+//! # Order of steps, for a dead broker
+//!
+//! 1. *Recover* its journal, see `recovery`: fenced, it can commit nothing any more, and its end is final.
+//! 2. *Log*: its segments ended, their successors have owners, the epoch is recovered; where that is more than an entry holds, the
+//!    last one says that the epoch is recovered.
+//! 3. The new owners adopt what they were given, see `arrivals`.
+//!
+//! A crash, or another leader, at any step: the next leader does the same. Two leaders at once come to the same end of the journal, and
+//! each segment ends once, since who loses a number of the log decides again.
+//!
+//! # Evening out
+//!
+//! A leader never ends a living broker's segment: it asks, by a plan in the log, and the owner ends it (invariant *a-leader-asks*).
+
+use crate::{
+    broker::{Broker, Life},
+    cluster_writer::{EndedSegment, Intent, loads},
+    interface::StopReason,
+    mutation::Mutation,
+    operations::{Answer, Purpose},
+    recovery::{Outcome, Recovery},
+    segment::After,
+    turn::Turn,
+};
+use refstream_format::{
+    cluster_log::{ClusterState, Planned, SealedBy},
+    journal::SegmentState,
+};
+use refstream_types::{Epoch, SegmentId, Slot, Timestamp};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+/// How often a recovery that finds its journal moved begins again before that is called damage.
+const MOST_MOVES: u32 = 20;
+/// Segments whose owners are asked to hand them over at a time.
+const MOST_PLANS: usize = 32;
+
+/// A leader at work.
+#[derive(Debug, Default)]
+pub(crate) struct Leading {
+    recovery: Option<Box<Recovery>>,
+    moves: u32,
+    /// The recovery under way found its journal moved, and waits for a look at the log.
+    has_moved: bool,
+    /// Damage that may be no more than our own being outdated.
+    suspicion: Option<(Epoch, String)>,
+    /// Epochs whose end is on its way to the log.
+    telling: BTreeSet<Epoch>,
+    /// Epochs that cannot be recovered, and why.
+    damaged: BTreeMap<Epoch, String>,
+    /// Something may have no owner.
+    assign: bool,
+    assigning: bool,
+}
+
+impl Leading {
+    /// Whether an epoch's end is being found or told.
+    pub(crate) fn is_recovering(&self, epoch: Epoch) -> bool {
+        self.telling.contains(&epoch) || self.recovery.as_ref().is_some_and(|recovery| recovery.epoch == epoch)
+    }
+
+    /// Whether nothing is left to do.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.recovery.is_none() && self.telling.is_empty() && !self.assign && !self.assigning
+    }
+
+    /// Something may have no owner.
+    pub(crate) fn must_assign(&mut self) {
+        self.assign = true;
+    }
+
+    /// Everything has an owner, or not all of it yet.
+    pub(crate) fn assigned(&mut self, rest: bool) {
+        self.assigning = false;
+        self.assign |= rest;
+    }
+
+    /// A dead epoch's segments have ended.
+    pub(crate) fn told(&mut self, epoch: Epoch) {
+        self.telling.remove(&epoch);
+    }
+
+    /// What cannot be recovered.
+    pub(crate) fn damage(&self) -> Option<&str> {
+        self.damaged.values().next().map(String::as_str)
+    }
+
+    /// What a start is busy with.
+    pub(crate) fn describe(&self) -> Option<&'static str> {
+        if self.recovery.is_some() {
+            Some("it is recovering the journal of an earlier broker")
+        } else if !self.is_idle() {
+            Some("it is taking segments over")
+        } else {
+            None
+        }
+    }
+}
+
+impl Broker {
+    /// Goes on leading, if we do.
+    pub(crate) fn lead_on(&mut self, turn: &mut Turn<'_>) {
+        let Some(mine) = self.epoch.filter(|_| self.journal.is_some()) else { return };
+        if !self.leads() {
+            if self.leading.recovery.take().is_some() {
+                self.operations.abandon(Recovery::owns);
+            }
+            self.leading.assign = false;
+            self.leading.has_moved = false;
+            self.leading.suspicion = None;
+            return;
+        }
+        if self.leading.recovery.is_none() && self.leading.suspicion.is_none() {
+            let state = &self.cluster.state;
+            let next = state.live_epochs().find(|epoch| {
+                *epoch != mine
+                    && self.members.absent.contains(epoch)
+                    && !self.leading.telling.contains(epoch)
+                    && !self.leading.damaged.contains_key(epoch)
+            });
+            if let Some(epoch) = next {
+                self.leading.moves = 0;
+                self.recover(turn, epoch, mine);
+            }
+        }
+        if self.leading.assign
+            && !self.leading.assigning
+            && self.leading.recovery.is_none()
+            && self.leading.telling.is_empty()
+        {
+            self.leading.assign = false;
+            self.leading.assigning = true;
+            self.cluster.want(Intent::Assign);
+        }
+    }
+
+    fn recover(&mut self, turn: &mut Turn<'_>, epoch: Epoch, by: Epoch) {
+        let hint = known_slot(&self.cluster.state, epoch);
+        let recovery = Recovery::begin(turn, &mut self.operations, epoch, by, hint, self.mutation);
+        self.leading.recovery = Some(Box::new(recovery));
+    }
+
+    pub(crate) fn recovery_answered(&mut self, turn: &mut Turn<'_>, purpose: Purpose, answer: Answer) {
+        let token = self.token();
+        let Some(recovery) = self.leading.recovery.as_mut() else { return };
+        let epoch = recovery.epoch;
+        match recovery.answered(turn, &mut self.operations, token, purpose, answer) {
+            Outcome::Going => {}
+            Outcome::Ended(recovered) => {
+                self.operations.abandon(Recovery::owns);
+                self.leading.recovery = None;
+                self.leading.telling.insert(epoch);
+                // What we are given ourselves need not be read again.
+                let last_slots = recovered.last_slots();
+                for opened in self.cluster.state.owned_by(epoch) {
+                    if let Some(ended) = recovered.ended(opened.id, &last_slots) {
+                        let mut state = ended.state;
+                        if self.mutation == Mutation::ReuseOffsets {
+                            state.next_offsets.clone_from(&opened.start_offsets);
+                        }
+                        self.finals.insert(opened.id, state);
+                    }
+                }
+                let reuse_offsets = self.mutation == Mutation::ReuseOffsets;
+                self.cluster.want(Intent::Recovered { recovered: Arc::new(*recovered), reuse_offsets });
+            }
+            Outcome::Moved => {
+                self.operations.abandon(Recovery::owns);
+                self.leading.has_moved = true;
+                self.watch_log(turn);
+            }
+            Outcome::Damaged(why) => {
+                self.operations.abandon(Recovery::owns);
+                self.leading.recovery = None;
+                self.leading.suspicion = Some((epoch, why));
+                self.watch_log(turn);
+            }
+        }
+    }
+
+    /// The log is as we know it: what seemed wrong is wrong.
+    pub(crate) fn recovery_is_suspect(&mut self, turn: &mut Turn<'_>) -> Result<(), StopReason> {
+        let Some(mine) = self.epoch.filter(|_| self.leads()) else { return Ok(()) };
+        if std::mem::take(&mut self.leading.has_moved)
+            && let Some(recovery) = self.leading.recovery.take()
+        {
+            let epoch = recovery.epoch;
+            self.leading.moves += 1;
+            if self.leading.moves > MOST_MOVES {
+                self.leading.suspicion =
+                    Some((epoch, format!("journal {epoch} has no end that could be found, and nobody else leads")));
+            } else {
+                self.recover(turn, epoch, mine);
+            }
+        }
+        if let Some((epoch, why)) = self.leading.suspicion.take() {
+            if matches!(self.life, Life::Starting(_)) {
+                return Err(StopReason::Damaged(why));
+            }
+            // What others serve goes on.
+            self.leading.damaged.insert(epoch, why);
+        }
+        Ok(())
+    }
+
+    /// Asks the owners of many segments to hand some over to those that have few.
+    pub(crate) fn even_out(&mut self) {
+        if !self.leads() || !self.leading.is_idle() || !self.cluster.is_idle() || !self.members.absent.is_empty() {
+            return;
+        }
+        let state = Arc::clone(&self.cluster.state);
+        let mut loads = loads(&state, &self.members.absent);
+        let mut room = MOST_PLANS.saturating_sub(self.cluster.plans());
+        let mut movable: BTreeMap<Epoch, Vec<_>> = BTreeMap::new();
+        while room > 0 {
+            let most = loads.iter().max_by_key(|(epoch, load)| (**load, **epoch)).map(|(e, l)| (*e, *l));
+            let least = loads.iter().min_by_key(|(epoch, load)| (**load, **epoch)).map(|(e, l)| (*e, *l));
+            let (Some((from, most)), Some((to, least))) = (most, least) else { return };
+            if most < least + 2 {
+                return;
+            }
+            let segments = movable.entry(from).or_insert_with(|| {
+                let topics = state.topics.values().filter(|topic| !topic.deleted);
+                let open = topics.flat_map(|topic| {
+                    topic.open.values().filter(|open| {
+                        open.owner == from
+                            && !topic.planned.contains_key(&open.id.number)
+                            && topic.adopted.contains_key(&open.id.number)
+                    })
+                });
+                open.map(|open| (open.id, open.range)).collect()
+            });
+            let Some((segment, range)) = segments.pop() else { return };
+            if self.mutation == Mutation::EndForOthers && Some(from) != self.epoch {
+                self.end_unasked(segment);
+            } else {
+                self.cluster.want(Intent::Plan { segment, successors: vec![Planned { range, owner: to }] });
+            }
+            loads.insert(from, most - 1);
+            loads.insert(to, least + 1);
+            room -= 1;
+        }
+    }
+}
+
+impl Broker {
+    /// A broken rule: ends a segment as the log knows it, whatever its owner has appended.
+    fn end_unasked(&mut self, segment: SegmentId) {
+        let Some(topic) = self.cluster.state.topics.get(&segment.topic) else { return };
+        let adopted = topic.adopted.get(&segment.number).copied().unwrap_or(Slot(1));
+        let Some(opened) = topic.open.get(&segment.number) else { return };
+        let state = SegmentState {
+            segment,
+            range: opened.range,
+            adopted,
+            bytes: 0,
+            next_offsets: opened.start_offsets.clone(),
+            last_append_time: Timestamp::default(),
+            producers: Vec::new(),
+        };
+        let by = SealedBy::Recovery { fence: adopted.next() };
+        let ended = EndedSegment { state, by, last_slot: adopted };
+        self.cluster.want(Intent::End { ended, after: After::Anybody });
+    }
+}
+
+/// A slot that existed in the journal of `epoch`, as far as the state knows; or 0.
+fn known_slot(state: &ClusterState, epoch: Epoch) -> u64 {
+    let open = state.topics.values().flat_map(|topic| {
+        let mine = topic.open.values().filter(move |segment| segment.owner == epoch);
+        mine.filter_map(|segment| topic.adopted.get(&segment.id.number).map(|slot| slot.0))
+    });
+    let sealed = state.topics.values().flat_map(|topic| {
+        let mine = topic.sealed.values().filter(move |segment| segment.opened.owner == epoch);
+        mine.filter(|segment| !segment.is_empty()).map(|segment| segment.slots.1.0)
+    });
+    open.chain(sealed).max().unwrap_or(0)
+}
