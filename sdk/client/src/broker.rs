@@ -475,8 +475,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn several_endpoints_take_turns_and_are_kept() {
+    #[tokio::test]
+    async fn several_endpoints_take_turns_and_are_kept() {
         let runtime = Arc::new(TokioRuntime::new());
         let brokers = Brokers::new("http://a:1, b:2", Duration::ZERO, Bearer::default(), None, runtime).unwrap();
         assert_eq!(brokers.current(), ("http://a:1".into(), 2));
