@@ -149,6 +149,11 @@ impl Client {
             .map_err(CallError::Answer)?;
         Ok(Self { inner: Arc::new(Inner { brokers, deployment: Arc::new(deployment), runtime }) })
     }
+    /// A client of what is known already.
+    #[cfg(test)]
+    pub(crate) fn of(brokers: Arc<Brokers>, deployment: Deployment, runtime: Arc<dyn Runtime>) -> Self {
+        Self { inner: Arc::new(Inner { brokers, deployment: Arc::new(deployment), runtime }) }
+    }
     pub(crate) fn brokers(&self) -> &Arc<Brokers> {
         &self.inner.brokers
     }

@@ -12,6 +12,8 @@ mod broker;
 mod client;
 mod consumer;
 mod deployment;
+#[cfg(test)]
+mod doubles;
 mod error;
 mod grants;
 mod lazy_store;

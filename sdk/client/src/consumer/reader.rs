@@ -337,17 +337,24 @@ impl Reader {
     async fn handle(&mut self, event: Event) -> Result<(), Closed> {
         match event {
             Event::Answer(session, answer) => {
-                if !self.sessions.contains_key(&session) {
+                let Some(answer) = answer.event else { return Ok(()) };
+                let partition = PartitionId(match &answer {
+                    tail_response::Event::Batch(batch) => batch.partition,
+                    tail_response::Event::CaughtUp(at) => at.partition,
+                    tail_response::Event::Error(error) => error.partition,
+                });
+                // A stream may have answers under way about partitions that were taken from it: somebody else reads them by now, from where
+                // they were then.
+                if !self.has(session, partition) {
                     return Ok(());
                 }
-                match answer.event {
-                    Some(tail_response::Event::Batch(batch)) => self.batch(session, batch).await,
-                    Some(tail_response::Event::CaughtUp(at)) => {
+                match answer {
+                    tail_response::Event::Batch(batch) => self.batch(batch).await,
+                    tail_response::Event::CaughtUp(at) => {
                         self.progress();
-                        self.caught_up(PartitionId(at.partition), Offset(at.offset)).await
+                        self.caught_up(partition, Offset(at.offset)).await
                     }
-                    Some(tail_response::Event::Error(error)) => self.partition_error(session, error).await,
-                    None => Ok(()),
+                    tail_response::Event::Error(error) => self.partition_error(session, error).await,
                 }
             }
             Event::Ended(session, status) => self.ended(session, status).await,
@@ -358,6 +365,11 @@ impl Reader {
             }
             Event::Files(outcome) => self.files_read(outcome).await,
         }
+    }
+
+    /// Whether a stream reads a partition, by now.
+    fn has(&self, session: SessionId, partition: PartitionId) -> bool {
+        self.sessions.get(&session).is_some_and(|session| session.partitions.contains(&partition))
     }
 
     fn progress(&mut self) {
@@ -372,13 +384,9 @@ impl Reader {
         self.hold = now + self.backoff.next(&*self.context.runtime);
     }
 
-    async fn batch(&mut self, session: SessionId, batch: v1::TailBatch) -> Result<(), Closed> {
+    async fn batch(&mut self, batch: v1::TailBatch) -> Result<(), Closed> {
         let partition = PartitionId(batch.partition);
         let base = Offset(batch.base_offset);
-        let Some(session) = self.sessions.get(&session) else { return Ok(()) };
-        if !session.partitions.contains(&partition) {
-            return Ok(());
-        }
         let parsed = parse(batch.batch, base);
         self.progress();
         let (parsed, behind) = match parsed {
@@ -445,9 +453,7 @@ impl Reader {
     async fn partition_error(&mut self, session: SessionId, error: v1::PartitionError) -> Result<(), Closed> {
         let partition = PartitionId(error.partition);
         let Some(session) = self.sessions.get_mut(&session) else { return Ok(()) };
-        if !session.partitions.remove(&partition) {
-            return Ok(());
-        }
+        session.partitions.remove(&partition);
         let detail = error.error.unwrap_or_default();
         let refusal = Refusal::new(&session.endpoint, &detail);
         let Some(target) = self.targets.get(&partition) else { return Ok(()) };
@@ -633,3 +639,6 @@ fn parse(bytes: Bytes, base: Offset) -> Result<(EncodedBatch, Offset), String> {
     let behind = base.checked_add(u64::from(batch.header().records)).ok_or("its offsets exceed 2^63 - 1")?;
     Ok((batch, behind))
 }
+
+#[cfg(test)]
+mod tests;
