@@ -44,6 +44,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const MAX_PAUSE: Duration = Duration::from_secs(2);
 /// How often a search begins anew because the chain was freed under it.
 const SEARCHES: u32 = 5;
+/// How often a search asks for one number.
+const LOOKS: u32 = 3;
 /// Names asked for in one listing.
 const PAGE: usize = 1_000;
 
@@ -78,17 +80,19 @@ pub async fn commit(
         let undecided = match filer.create(&key, bytes.clone()).await {
             Ok(Created::New) => return trusted(filer, layout, chain, number, Commit::Committed).await,
             Err(CreateError::DidNotHappen(error)) => error,
-            doubt @ (Ok(Created::Exists) | Err(CreateError::MayHaveHappened(_))) => match filer.read(&key).await {
-                Ok(Some(found)) => {
-                    let outcome = if found == bytes { Commit::Committed } else { Commit::Taken(found) };
-                    return trusted(filer, layout, chain, number, outcome).await;
+            doubt @ (Ok(Created::Exists) | Err(CreateError::MayHaveHappened(_))) => {
+                match read(filer, layout, chain, number).await {
+                    Ok(Some(found)) => {
+                        let outcome = if found == bytes { Commit::Committed } else { Commit::Taken(found) };
+                        return trusted(filer, layout, chain, number, outcome).await;
+                    }
+                    Ok(None) => match doubt {
+                        Err(error) => error.error().clone(),
+                        Ok(_) => undecided(&key, "the store said that it exists, and then that it does not"),
+                    },
+                    Err(error) => error,
                 }
-                Ok(None) => match doubt {
-                    Err(error) => error.error().clone(),
-                    Ok(_) => undecided(&key, "the store said that it exists, and then that it does not"),
-                },
-                Err(error) => error,
-            },
+            }
         };
         attempt += 1;
         if attempt >= ATTEMPTS || !undecided.is_retryable() {
@@ -160,19 +164,55 @@ async fn was_freed(filer: &dyn Filer, layout: &Layout, chain: &Chain, number: u6
     Ok(boundary > number)
 }
 
+/// Whether a number is there. A search asks this dozens of times: one lost answer must not make it begin anew.
 async fn present(filer: &dyn Filer, layout: &Layout, chain: &Chain, number: u64) -> Result<bool, StoreError> {
-    let first = ByteRange { offset: 0, length: 1 };
-    Ok(filer.read_range(&layout.link(chain, number), first).await?.is_some())
+    let (key, first) = (layout.link(chain, number), ByteRange { offset: 0, length: 1 });
+    let mut attempt = 1;
+    loop {
+        match filer.read_range(&key, first).await {
+            Err(error) if attempt < LOOKS && matches!(error.kind, StoreErrorKind::Unavailable) => attempt += 1,
+            found => return Ok(found?.is_some()),
+        }
+    }
+}
+
+/// What a number of a chain holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Link {
+    /// Nothing now, which decides nothing about a commit under way.
+    Missing,
+    /// These bytes, and they have stood there since they were committed.
+    Present(Bytes),
+    /// The number lies below the chain's boundary: what stands there, if anything, was left by somebody who slept.
+    Freed,
+}
+
+/// Reads number `number` of a chain that many write and that goes on while it is read.
+///
+/// A sleeper's create may stand at a freed number until the next [`free_below`]; a reader that is as far behind must not take it for
+/// the chain's.
+///
+/// # Errors
+/// When the store did not say, or its listing is stale.
+pub async fn link(filer: &dyn Filer, layout: &Layout, chain: &Chain, number: u64) -> Result<Link, StoreError> {
+    let Some(bytes) = read(filer, layout, chain, number).await? else { return Ok(Link::Missing) };
+    Ok(if was_freed(filer, layout, chain, number).await? { Link::Freed } else { Link::Present(bytes) })
 }
 
 /// Reads number `number`; `None` when it is not there now, which decides nothing about a commit under way.
 ///
-/// Trust what is read only if the number before is still there *afterwards*, or [`boundary`] is not above it.
+/// Trust what is read only if the number before is still there *afterwards*, or [`boundary`] is not above it; [`link`](fn@link) sees to that.
 ///
 /// # Errors
-/// When the store did not say.
+/// When the store did not say; what is empty is no answer, since nothing empty is ever committed.
 pub async fn read(filer: &dyn Filer, layout: &Layout, chain: &Chain, number: u64) -> Result<Option<Bytes>, StoreError> {
-    filer.read(&layout.link(chain, number)).await
+    let key = layout.link(chain, number);
+    match filer.read(&key).await? {
+        Some(bytes) if bytes.is_empty() => {
+            Err(undecided(&key, "the store says that the object is there, and gives no bytes of it"))
+        }
+        found => Ok(found),
+    }
 }
 
 /// The tip: the highest number of the run without gaps that starts at `hint` (a number known to have existed, or 0) or at the

@@ -27,9 +27,16 @@ pub(crate) struct Arrivals {
     look: bool,
     /// Damage that may be no more than our own being outdated.
     suspicion: Option<String>,
+    /// There was a suspicion before, and all of the log that was known then is known now.
+    is_doubted: bool,
 }
 
 impl Arrivals {
+    /// Whether something waits until all of the log is known.
+    pub(crate) fn waits_for_log(&self) -> bool {
+        self.suspicion.is_some()
+    }
+
     /// Whether nothing waits.
     pub(crate) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
@@ -98,16 +105,23 @@ impl Broker {
                 let found = std::mem::take(&mut tails.found);
                 self.finals.extend(found.into_iter().map(|state| (state.segment, state)));
                 self.arrivals.tails = None;
+                self.arrivals.is_doubted = false;
                 self.arrivals.look = true;
             }
             Ok(()) => {}
         }
     }
 
-    /// The log is as we know it: what seemed wrong is wrong.
+    /// The log is as we know it: what still seems wrong is wrong. A topic that was deleted meanwhile explains what is missing, so
+    /// it is looked for once more.
     pub(crate) fn arrivals_are_suspect(&mut self) -> Result<(), StopReason> {
         match self.arrivals.suspicion.take() {
-            Some(why) => Err(StopReason::Damaged(why)),
+            Some(why) if self.arrivals.is_doubted => Err(StopReason::Damaged(why)),
+            Some(_) => {
+                self.arrivals.is_doubted = true;
+                self.arrivals.look = true;
+                Ok(())
+            }
             None => Ok(()),
         }
     }

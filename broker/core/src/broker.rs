@@ -192,11 +192,10 @@ impl Broker {
         match (purpose, answer) {
             (Purpose::Journal(slot), Answer::Commit(decided)) => self.slot_decided(turn, slot, decided, since),
             (Purpose::LogCommit, Answer::Commit(decided)) => self.log_decided(turn, decided),
-            (Purpose::LogWatch, Answer::Read(bytes)) => self.log_watched(turn, bytes, since),
-            (Purpose::LogStill(_), Answer::Read(bytes)) => match bytes {
-                Some(_) => Ok(()),
-                None => Err(self.outrun()),
-            },
+            (Purpose::LogWatch(number), Answer::Read(bytes)) => self.log_watched(turn, number, bytes, since),
+            (Purpose::LogStill(looked), Answer::Read(Some(_))) => self.log_is_known(turn, looked),
+            (Purpose::LogStill(_), Answer::Read(None))
+            | (Purpose::LogWatch(_) | Purpose::LogStill(_), Answer::Freed) => self.log_freed(turn),
             (Purpose::WatchTip(epoch), Answer::Tip(tip)) => {
                 self.tip_watched(turn, epoch, tip.map(|(number, _)| number), since);
                 Ok(())
@@ -233,6 +232,7 @@ impl Broker {
         self.receive(turn)?;
         self.drain_on(turn);
         self.place(turn);
+        self.answer_confirmed(turn);
         self.pump(turn)?;
         // What was settled may have given the journal something to do.
         self.receive(turn)?;
@@ -337,7 +337,10 @@ impl Broker {
             },
             Decided::Taken(bytes) => self.follow_log(turn, &bytes),
             Decided::Freed => self.log_freed(turn),
-        }
+        }?;
+        // Looks that met this entry before we knew whose it is found out nothing.
+        self.look_for_waiting(turn);
+        Ok(())
     }
 
     /// Applies an entry that somebody else wrote.

@@ -128,8 +128,10 @@ impl<'a> Draft<'a> {
         Self { scratch: state.clone(), writer, absent, commands: Vec::new(), bytes: 0, loads: None }
     }
 
+    /// Whether nothing more is to come in: for its size, or since its writer ends with it.
     fn is_full(&self) -> bool {
-        self.commands.len() >= MOST_COMMANDS || self.bytes >= MOST_BYTES
+        let ends = self.scratch.epochs.get(&self.writer).is_some_and(|writer| writer.fence.is_some());
+        ends || self.commands.len() >= MOST_COMMANDS || self.bytes >= MOST_BYTES
     }
 
     fn term(&self) -> LeaderTerm {
@@ -174,6 +176,10 @@ impl<'a> Draft<'a> {
         match intent {
             Intent::Join { endpoint } => {
                 let epoch = self.writer;
+                if self.scratch.epochs.contains_key(&epoch) {
+                    // An answer was lost, and the entry with it was freed before it was asked again.
+                    return Ok(Settled::Joined);
+                }
                 let joined = Command::EpochJoined { epoch, endpoint: endpoint.clone() };
                 let mut commands = vec![joined];
                 if self.is_vacant() {
@@ -484,6 +490,24 @@ pub(crate) fn loads(state: &ClusterState, absent: &BTreeSet<Epoch>) -> BTreeMap<
     loads
 }
 
+/// As [`loads`], with what is about to change hands counted where it goes.
+pub(crate) fn loads_to_come(state: &ClusterState, absent: &BTreeSet<Epoch>) -> BTreeMap<Epoch, usize> {
+    let mut loads = loads(state, absent);
+    for topic in state.topics.values() {
+        for (open, plan) in topic.planned.iter().filter_map(|(number, plan)| Some((topic.open.get(number)?, plan))) {
+            if let Some(load) = loads.get_mut(&open.owner) {
+                *load = load.saturating_sub(1);
+            }
+            for next in plan {
+                if let Some(load) = loads.get_mut(&next.owner) {
+                    *load += 1;
+                }
+            }
+        }
+    }
+    loads
+}
+
 /// `ranges` without `taken`.
 fn without(ranges: &[PartitionRange], taken: PartitionRange) -> Vec<PartitionRange> {
     let below = |r: &PartitionRange| PartitionRange::new(r.lo(), r.hi().min(taken.lo()));
@@ -531,6 +555,14 @@ impl ClusterWriter {
     /// Whether nothing waits and nothing is under way.
     pub(crate) fn is_idle(&self) -> bool {
         self.queue.is_empty() && self.proposed.is_none()
+    }
+
+    /// Whether an entry under way names others as owners: it may be in the log already.
+    pub(crate) fn may_have_given_away(&self, mine: Option<Epoch>) -> bool {
+        let commands = self.proposed.iter().flat_map(|proposed| &proposed.entry.commands);
+        commands
+            .into_iter()
+            .any(|command| matches!(command, Command::OpenSegment(opened) if Some(opened.owner) != mine))
     }
 
     /// Decides the next entry, unless one is under way or nothing is wanted. What needs no entry is settled at once.

@@ -5,6 +5,9 @@
 //! slot that is missing, which is one of those in flight or the next one, before anybody else acknowledges anything. If none of
 //! these holds a fence, nobody had taken over when the request came.
 //!
+//! A hand-over takes a partition away without a fence: the entry of ours that names the next owner may be in the log before we know.
+//! While such an entry is under way nothing is answered (invariant *givers-are-silent*).
+//!
 //! Looking costs reads only: a full disk or a store that refuses writes does not keep readers from what is committed. Requests that
 //! come during a look share the next one.
 
@@ -27,6 +30,8 @@ pub(crate) struct Confirmations {
     waiting: Vec<Ticket>,
     /// Those that the look under way answers.
     asked: Vec<Ticket>,
+    /// Those that are proven, and wait until it is known what we have given away.
+    proven: Vec<Ticket>,
     /// Slots that were not read yet.
     left: BTreeSet<Slot>,
 }
@@ -35,7 +40,7 @@ impl Confirmations {
     /// All that wait; nobody else will answer them.
     pub(crate) fn take(&mut self) -> Vec<Ticket> {
         self.left.clear();
-        self.asked.drain(..).chain(self.waiting.drain(..)).collect()
+        self.proven.drain(..).chain(self.asked.drain(..)).chain(self.waiting.drain(..)).collect()
     }
 }
 
@@ -72,6 +77,8 @@ impl Broker {
     pub(crate) fn looked(&mut self, turn: &mut Turn<'_>, slot: Slot, bytes: Option<Bytes>) -> Result<(), StopReason> {
         if let Some(bytes) = bytes {
             match JournalHead::peek(&bytes).map(|head| head.kind) {
+                // The fence of a drain is our own: what was ours has been handed over before it.
+                Ok(JournalKind::Fence { by }) if Some(by) == self.epoch => {}
                 Ok(JournalKind::Fence { .. }) => return Err(StopReason::Fenced { slot }),
                 Ok(JournalKind::Entries { .. }) => {}
                 Err(error) => {
@@ -82,12 +89,22 @@ impl Broker {
         }
         self.confirmations.left.remove(&slot);
         if self.confirmations.left.is_empty() {
-            for ticket in std::mem::take(&mut self.confirmations.asked) {
-                confirmed(turn, ticket, Ok(()));
-            }
+            let proven = std::mem::take(&mut self.confirmations.asked);
+            self.confirmations.proven.extend(proven);
+            self.answer_confirmed(turn);
             self.look(turn);
         }
         Ok(())
+    }
+
+    /// Answers what is proven, unless something may have been given away without our knowing yet.
+    pub(crate) fn answer_confirmed(&mut self, turn: &mut Turn<'_>) {
+        let must_wait = self.cluster.may_have_given_away(self.epoch) && self.mutation != Mutation::AnswerWhileGiving;
+        if !must_wait {
+            for ticket in std::mem::take(&mut self.confirmations.proven) {
+                confirmed(turn, ticket, Ok(()));
+            }
+        }
     }
 }
 

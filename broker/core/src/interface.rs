@@ -195,8 +195,10 @@ pub enum Input {
 pub enum Done {
     /// [`Effect::Commit`].
     Commit(CommitOutcome),
-    /// [`Effect::Read`]: the number's bytes, `None` when it is not there now; or what the store said.
+    /// [`Effect::Read`], [`Effect::ReadLog`]: the number's bytes, `None` when it is not there now; or what the store said.
     Read(Result<Option<Bytes>, String>),
+    /// [`Effect::ReadLog`]: the log does not reach back so far any more.
+    Freed,
     /// [`Effect::Tip`]: the highest number and its bytes.
     Tip(Result<Option<(u64, Bytes)>, String>),
     /// [`Effect::LatestSnapshot`].
@@ -239,6 +241,13 @@ pub enum Effect {
         /// The chain.
         chain: Chain,
         /// The number.
+        number: u64,
+    },
+    /// Read entry `number` of the cluster log, and prove that it is the log's, not what a sleeper left below the boundary.
+    ReadLog {
+        /// Answered with [`Done::Read`] or [`Done::Freed`].
+        op: OpId,
+        /// The entry's version.
         number: u64,
     },
     /// Find the highest number of `chain`.

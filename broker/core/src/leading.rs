@@ -3,9 +3,11 @@
 //! # Order of steps, for a dead broker
 //!
 //! 1. *Recover* its journal, see `recovery`: fenced, it can commit nothing any more, and its end is final.
-//! 2. *Log*: its segments ended, their successors have owners, the epoch is recovered; where that is more than an entry holds, the
+//! 2. *Read the log* to its end as of then. The journal's last checkpoint leaves out what the log had ended before it; with an older
+//!    log, a segment that is not in the journal would seem to have held nothing.
+//! 3. *Log*: its segments ended, their successors have owners, the epoch is recovered; where that is more than an entry holds, the
 //!    last one says that the epoch is recovered.
-//! 3. The new owners adopt what they were given, see `arrivals`.
+//! 4. The new owners adopt what they were given, see `arrivals`.
 //!
 //! A crash, or another leader, at any step: the next leader does the same. Two leaders at once come to the same end of the journal, and
 //! each segment ends once, since who loses a number of the log decides again.
@@ -16,11 +18,11 @@
 
 use crate::{
     broker::{Broker, Life},
-    cluster_writer::{EndedSegment, Intent, loads},
+    cluster_writer::{EndedSegment, Intent, loads_to_come},
     interface::StopReason,
     mutation::Mutation,
     operations::{Answer, Purpose},
-    recovery::{Outcome, Recovery},
+    recovery::{Outcome, Recovered, Recovery},
     segment::After,
     turn::Turn,
 };
@@ -32,6 +34,7 @@ use refstream_types::{Epoch, SegmentId, Slot, Timestamp};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
+    time::Duration,
 };
 
 /// How often a recovery that finds its journal moved begins again before that is called damage.
@@ -48,6 +51,8 @@ pub(crate) struct Leading {
     has_moved: bool,
     /// Damage that may be no more than our own being outdated.
     suspicion: Option<(Epoch, String)>,
+    /// What a recovery found, and when; it is told once the log is known as of then.
+    ended: Option<(Duration, Box<Recovered>)>,
     /// Epochs whose end is on its way to the log.
     telling: BTreeSet<Epoch>,
     /// Epochs that cannot be recovered, and why.
@@ -60,12 +65,19 @@ pub(crate) struct Leading {
 impl Leading {
     /// Whether an epoch's end is being found or told.
     pub(crate) fn is_recovering(&self, epoch: Epoch) -> bool {
-        self.telling.contains(&epoch) || self.recovery.as_ref().is_some_and(|recovery| recovery.epoch == epoch)
+        self.telling.contains(&epoch)
+            || self.recovery.as_ref().is_some_and(|recovery| recovery.epoch == epoch)
+            || self.ended.as_ref().is_some_and(|(_, recovered)| recovered.epoch == epoch)
     }
 
     /// Whether nothing is left to do.
     pub(crate) fn is_idle(&self) -> bool {
-        self.recovery.is_none() && self.telling.is_empty() && !self.assign && !self.assigning
+        self.recovery.is_none() && self.ended.is_none() && self.telling.is_empty() && !self.assign && !self.assigning
+    }
+
+    /// Whether something waits until all of the log is known.
+    pub(crate) fn waits_for_log(&self) -> bool {
+        self.has_moved || self.suspicion.is_some() || self.ended.is_some()
     }
 
     /// Something may have no owner.
@@ -112,9 +124,10 @@ impl Broker {
             self.leading.assign = false;
             self.leading.has_moved = false;
             self.leading.suspicion = None;
+            self.leading.ended = None;
             return;
         }
-        if self.leading.recovery.is_none() && self.leading.suspicion.is_none() {
+        if self.leading.recovery.is_none() && !self.leading.waits_for_log() {
             let state = &self.cluster.state;
             let next = state.live_epochs().find(|epoch| {
                 *epoch != mine
@@ -130,6 +143,7 @@ impl Broker {
         if self.leading.assign
             && !self.leading.assigning
             && self.leading.recovery.is_none()
+            && self.leading.ended.is_none()
             && self.leading.telling.is_empty()
         {
             self.leading.assign = false;
@@ -153,20 +167,8 @@ impl Broker {
             Outcome::Ended(recovered) => {
                 self.operations.abandon(Recovery::owns);
                 self.leading.recovery = None;
-                self.leading.telling.insert(epoch);
-                // What we are given ourselves need not be read again.
-                let last_slots = recovered.last_slots();
-                for opened in self.cluster.state.owned_by(epoch) {
-                    if let Some(ended) = recovered.ended(opened.id, &last_slots) {
-                        let mut state = ended.state;
-                        if self.mutation == Mutation::ReuseOffsets {
-                            state.next_offsets.clone_from(&opened.start_offsets);
-                        }
-                        self.finals.insert(opened.id, state);
-                    }
-                }
-                let reuse_offsets = self.mutation == Mutation::ReuseOffsets;
-                self.cluster.want(Intent::Recovered { recovered: Arc::new(*recovered), reuse_offsets });
+                self.leading.ended = Some((turn.now.monotonic, recovered));
+                self.watch_log(turn);
             }
             Outcome::Moved => {
                 self.operations.abandon(Recovery::owns);
@@ -182,9 +184,31 @@ impl Broker {
         }
     }
 
+    /// Tells what a recovery found, now that the log is known as of its end.
+    fn tell_ended(&mut self) {
+        let ended = self.leading.ended.take_if(|(at, _)| self.members.has_seen_log_of(*at));
+        let Some((_, recovered)) = ended.filter(|_| self.leads()) else { return };
+        let epoch = recovered.epoch;
+        self.leading.telling.insert(epoch);
+        // What we are given ourselves need not be read again.
+        let last_slots = recovered.last_slots();
+        for opened in self.cluster.state.owned_by(epoch) {
+            if let Some(ended) = recovered.ended(opened.id, &last_slots) {
+                let mut state = ended.state;
+                if self.mutation == Mutation::ReuseOffsets {
+                    state.next_offsets.clone_from(&opened.start_offsets);
+                }
+                self.finals.insert(opened.id, state);
+            }
+        }
+        let reuse_offsets = self.mutation == Mutation::ReuseOffsets;
+        self.cluster.want(Intent::Recovered { recovered: Arc::new(*recovered), reuse_offsets });
+    }
+
     /// The log is as we know it: what seemed wrong is wrong.
     pub(crate) fn recovery_is_suspect(&mut self, turn: &mut Turn<'_>) -> Result<(), StopReason> {
         let Some(mine) = self.epoch.filter(|_| self.leads()) else { return Ok(()) };
+        self.tell_ended();
         if std::mem::take(&mut self.leading.has_moved)
             && let Some(recovery) = self.leading.recovery.take()
         {
@@ -197,7 +221,9 @@ impl Broker {
                 self.recover(turn, epoch, mine);
             }
         }
-        if let Some((epoch, why)) = self.leading.suspicion.take() {
+        let suspicion = self.leading.suspicion.take();
+        // Somebody else may have recovered it: then what it held is free to go.
+        if let Some((epoch, why)) = suspicion.filter(|(epoch, _)| self.others().any(|other| other == *epoch)) {
             if matches!(self.life, Life::Starting(_)) {
                 return Err(StopReason::Damaged(why));
             }
@@ -213,7 +239,7 @@ impl Broker {
             return;
         }
         let state = Arc::clone(&self.cluster.state);
-        let mut loads = loads(&state, &self.members.absent);
+        let mut loads = loads_to_come(&state, &self.members.absent);
         let mut room = MOST_PLANS.saturating_sub(self.cluster.plans());
         let mut movable: BTreeMap<Epoch, Vec<_>> = BTreeMap::new();
         while room > 0 {

@@ -30,11 +30,11 @@ use crate::{
     broker::{Broker, Life},
     cluster_writer::{Intent, is_vacant},
     interface::{Effect, Reply, StopReason, Ticket},
+    mutation::Mutation,
     operations::{Purpose, Request},
     turn::Turn,
 };
 use bytes::Bytes;
-use refstream_format::cluster_log::LogEntry;
 use refstream_types::{Chain, Epoch, Slot, Version};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -104,6 +104,11 @@ impl Members {
         self.usual = (self.usual * 7 + took) / 8;
     }
 
+    /// Whether all is known that the log said at `then`.
+    pub(crate) fn has_seen_log_of(&self, then: Duration) -> bool {
+        self.log_fresh_at.is_some_and(|at| at >= then)
+    }
+
     /// All that wait for a look; nobody else will answer them.
     pub(crate) fn take_refreshing(&mut self) -> Vec<Ticket> {
         std::mem::take(&mut self.refreshing).into_iter().map(|(_, ticket)| ticket).collect()
@@ -151,15 +156,22 @@ impl Broker {
             if watched.slot.is_none_or(|slot| slot < committed.0) {
                 watched.slot = Some(committed.0);
                 watched.seen_at = turn.now.monotonic;
-                if !self.leading.is_recovering(epoch) {
-                    self.members.absent.remove(&epoch);
-                    self.note_replaced();
-                }
+                self.is_back(epoch);
             }
+        } else {
+            // Where nobody's silence is judged, it was the end of a connection, and there is a new one.
+            self.is_back(epoch);
         }
         self.members.told = self.members.told.max(version);
         if version > self.cluster.state.version && self.journal.is_some() {
             self.watch_log(turn);
+        }
+    }
+
+    /// A broker that was presumed dead is not.
+    fn is_back(&mut self, epoch: Epoch) {
+        if !self.leading.is_recovering(epoch) && self.members.absent.remove(&epoch) {
+            self.note_replaced();
         }
     }
 
@@ -296,12 +308,17 @@ impl Broker {
         self.members.asking_log = true;
         self.members.log_looked_at = turn.now.monotonic;
         let number = self.cluster.state.version.0 + 1;
-        self.operations.submit(turn, Purpose::LogWatch, Request::Read { chain: Chain::ClusterLog, number });
+        let request = match self.mutation {
+            Mutation::TrustSleepers => Request::Read { chain: Chain::ClusterLog, number },
+            _ => Request::ReadLog { number },
+        };
+        self.operations.submit(turn, Purpose::LogWatch(number), request);
     }
 
     pub(crate) fn log_watched(
         &mut self,
         turn: &mut Turn<'_>,
+        number: u64,
         bytes: Option<Bytes>,
         since: Duration,
     ) -> Result<(), StopReason> {
@@ -310,36 +327,54 @@ impl Broker {
             // While an entry of ours is under way, its commit finds out.
             Some(_) if self.cluster.proposed.is_some() => {}
             Some(bytes) => {
-                let version = self.cluster.state.version.next();
-                // It may be one that was applied meanwhile.
-                if LogEntry::decode(&bytes, version).is_ok_and(|entry| Some(entry.writer) != self.epoch) {
+                // It may have been applied meanwhile.
+                if number == self.cluster.state.version.next().0 {
                     self.follow_log(turn, &bytes)?;
                 }
                 self.members.ask_log_again = true;
             }
             None => {
-                let fresh = self.members.log_fresh_at.replace(since);
-                for (asked, ticket) in std::mem::take(&mut self.members.refreshing) {
-                    if asked <= since {
-                        turn.emit(Effect::Reply { ticket, reply: Reply::Refreshed(Ok(())) });
-                    } else {
-                        self.members.refreshing.push((asked, ticket));
-                    }
-                }
                 // A log that was freed under a sleeper has nothing at its next number either.
-                let slept = fresh.is_some_and(|before| since > before + self.settings.death_after * 2);
                 let version = self.cluster.state.version;
+                let slept =
+                    self.members.log_fresh_at.is_some_and(|before| since > before + self.settings.death_after * 2);
                 if (slept || self.members.told > version) && version > Version(0) {
-                    let request = Request::Read { chain: Chain::ClusterLog, number: version.0 };
-                    self.operations.submit(turn, Purpose::LogStill(version.0), request);
+                    self.operations.submit(turn, Purpose::LogStill(since), Request::ReadLog { number: version.0 });
+                } else {
+                    self.log_is_known(turn, since)?;
                 }
-                self.log_is_fresh(turn)?;
             }
         }
         if std::mem::take(&mut self.members.ask_log_again) {
             self.watch_log(turn);
         }
         Ok(())
+    }
+
+    /// The log as we know it was all of it at `since`.
+    pub(crate) fn log_is_known(&mut self, turn: &mut Turn<'_>, since: Duration) -> Result<(), StopReason> {
+        self.members.log_fresh_at = self.members.log_fresh_at.max(Some(since));
+        for (asked, ticket) in std::mem::take(&mut self.members.refreshing) {
+            if asked <= since {
+                turn.emit(Effect::Reply { ticket, reply: Reply::Refreshed(Ok(())) });
+            } else {
+                self.members.refreshing.push((asked, ticket));
+            }
+        }
+        self.log_is_fresh(turn)
+    }
+
+    /// Looks at the log again if somebody waits for it.
+    pub(crate) fn look_for_waiting(&mut self, turn: &mut Turn<'_>) {
+        let waits = self.leading.waits_for_log() || self.arrivals.waits_for_log();
+        if waits || !self.members.refreshing.is_empty() || self.lanes.oldest_parked().is_some() {
+            self.watch_log(turn);
+        }
+    }
+
+    /// Whether all is known that the log said at `then`.
+    pub(crate) fn has_seen_log_of(&self, then: Duration) -> bool {
+        self.members.has_seen_log_of(then)
     }
 
     /// Whether what the log says is what it said a moment ago.

@@ -42,11 +42,15 @@ pub enum Mutation {
     EndForOthers,
     /// Begins with a segment when it wants it, before the log names it as the owner.
     OwnBeforeNamed,
+    /// Takes what a sleeper left at a freed number for an entry of the log.
+    TrustSleepers,
+    /// Answers for its latest offsets while it may have given partitions away.
+    AnswerWhileGiving,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 19] = [
         Self::AckBeforeDurable,
         Self::AckAboveGap,
         Self::SkipFencing,
@@ -64,5 +68,7 @@ impl Mutation {
         Self::EndBeforeDurable,
         Self::EndForOthers,
         Self::OwnBeforeNamed,
+        Self::TrustSleepers,
+        Self::AnswerWhileGiving,
     ];
 }

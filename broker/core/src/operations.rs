@@ -37,11 +37,12 @@ pub(crate) enum Purpose {
     TailPointer(Epoch, Slot),
     TailWalk(Epoch, u64),
     LogCommit,
-    LogWatch,
+    /// Whether the log has this entry by now.
+    LogWatch(u64),
     /// Whether an epoch's journal moves.
     WatchTip(Epoch),
-    /// Whether the log's last known entry is still there.
-    LogStill(u64),
+    /// Whether the log's last known entry is still there, asked after a look that began then found nothing behind it.
+    LogStill(Duration),
     Journal(Slot),
     /// The fence at the end of our own journal.
     OwnFence(Slot),
@@ -56,6 +57,7 @@ pub(crate) enum Purpose {
 pub(crate) enum Request {
     Commit { chain: Chain, number: u64, bytes: Bytes },
     Read { chain: Chain, number: u64 },
+    ReadLog { number: u64 },
     Tip { chain: Chain, hint: u64 },
     LatestSnapshot,
     StoreSnapshot { version: Version, bytes: Bytes },
@@ -67,6 +69,7 @@ impl Request {
         match self.clone() {
             Self::Commit { chain, number, bytes } => Effect::Commit { op, chain, number, bytes },
             Self::Read { chain, number } => Effect::Read { op, chain, number },
+            Self::ReadLog { number } => Effect::ReadLog { op, number },
             Self::Tip { chain, hint } => Effect::Tip { op, chain, hint },
             Self::LatestSnapshot => Effect::LatestSnapshot { op },
             Self::StoreSnapshot { version, bytes } => Effect::StoreSnapshot { op, version, bytes },
@@ -88,6 +91,7 @@ pub(crate) enum Decided {
 pub(crate) enum Answer {
     Commit(Decided),
     Read(Option<Bytes>),
+    Freed,
     Tip(Option<(u64, Bytes)>),
     Snapshot(Option<(Version, Bytes)>),
     Stored,
@@ -197,6 +201,7 @@ fn definite(done: Done) -> Result<Answer, String> {
         Done::Commit(CommitOutcome::Freed) => Ok(Answer::Commit(Decided::Freed)),
         Done::Commit(CommitOutcome::Unknown(why)) => Err(why),
         Done::Read(read) => read.map(Answer::Read),
+        Done::Freed => Ok(Answer::Freed),
         Done::Tip(tip) => tip.map(Answer::Tip),
         Done::Snapshot(snapshot) => snapshot.map(Answer::Snapshot),
         Done::Stored(stored) => stored.map(|()| Answer::Stored),
@@ -208,7 +213,8 @@ impl Answer {
         matches!(
             (self, request),
             (Self::Commit(_), Request::Commit { .. })
-                | (Self::Read(_), Request::Read { .. })
+                | (Self::Read(_), Request::Read { .. } | Request::ReadLog { .. })
+                | (Self::Freed, Request::ReadLog { .. })
                 | (Self::Tip(_), Request::Tip { .. })
                 | (Self::Snapshot(_), Request::LatestSnapshot)
                 | (Self::Stored, Request::StoreSnapshot { .. } | Request::Free { .. })

@@ -60,12 +60,12 @@ impl Broker {
         let limit = if bulk { self.settings.pending_bytes / BULK_PART } else { self.settings.pending_bytes };
         for (index, (partition, batch)) in batches.into_iter().enumerate() {
             let length = batch.bytes().len();
-            let refusal = self.refusal(topic, partition).or_else(|| {
+            let refusal = self.refusal(topic, partition).filter(|error| !self.may_be_new(error)).or_else(|| {
                 // One batch always fits, whatever the limit.
                 let full = self.pending_bytes > 0 && self.pending_bytes + length > limit;
                 full.then(|| AppendError::Throttled(THROTTLE.max(self.settings.linger * 2)))
             });
-            if let Some(error) = refusal.filter(|error| !self.may_be_new(error)) {
+            if let Some(error) = refusal {
                 self.requests.settle(turn, ticket, index, Err(error));
                 continue;
             }
@@ -293,7 +293,7 @@ impl Broker {
             _ => self.refusal(queued.topic, queued.partition),
         };
         if let Some(error) = refusal {
-            if self.may_be_new(&error) && !self.knows_log(now.monotonic) {
+            if self.may_be_new(&error) && !self.has_seen_log_of(queued.arrived) {
                 self.watch_log(turn);
                 self.lanes.park(queued);
             } else {
@@ -393,16 +393,26 @@ impl Broker {
         if self.lanes.oldest_parked().is_none() {
             return;
         }
+        let mut is_early = false;
         for queued in self.lanes.take_parked(|_| true) {
             if self.is_served_elsewhere(&queued) {
                 let error = AppendError::NotServed(queued.partition);
                 self.refuse(turn, queued, error);
             } else if !self.cluster.state.topics.contains_key(&queued.topic) {
+                // A definite answer takes a look that began after the batch came.
+                if !self.has_seen_log_of(queued.arrived) {
+                    is_early = true;
+                    self.lanes.park(queued);
+                    continue;
+                }
                 let error = AppendError::UnknownTopic(queued.topic);
                 self.refuse(turn, queued, error);
             } else {
                 self.lanes.park(queued);
             }
+        }
+        if is_early {
+            self.watch_log(turn);
         }
     }
 

@@ -116,6 +116,10 @@ impl Broker {
                 Ok(())
             }
             (Purpose::LogWalk(number), Answer::Read(bytes)) => self.log_read(turn, number, bytes),
+            (Purpose::LogWalk(_), Answer::Freed) => {
+                self.operations.abandon(|purpose| matches!(purpose, Purpose::LogWalk(_)));
+                self.log_freed(turn)
+            }
             (Purpose::LogAbove(number), Answer::Read(bytes)) => self.log_looked_above(turn, number, bytes.is_some()),
             _ => Ok(()),
         }
@@ -225,6 +229,12 @@ impl Broker {
         journal.ignores_gaps = self.mutation == Mutation::AckAboveGap;
         self.journal = Some(journal);
         self.upkeep.begin(turn.now.monotonic);
+        // An entry that we read instead of hearing of its commit has let others give us something already.
+        let given: Vec<_> = self.cluster.state.owned_by(epoch).cloned().collect();
+        given.into_iter().for_each(|segment| self.opened(segment));
+        if self.leads() {
+            self.leading.must_assign();
+        }
         if let Some(startup) = self.startup() {
             startup.step = Step::Settling;
         }

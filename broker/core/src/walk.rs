@@ -61,7 +61,10 @@ impl Walk {
     /// Asks for as many numbers as may be under way, below `end`.
     pub(crate) fn ask(&mut self, turn: &mut Turn<'_>, operations: &mut Operations, end: u64) {
         while self.ask < end && self.ask < self.at + self.ahead {
-            let request = Request::Read { chain: self.chain.clone(), number: self.ask };
+            let request = match self.chain {
+                Chain::ClusterLog => Request::ReadLog { number: self.ask },
+                _ => Request::Read { chain: self.chain.clone(), number: self.ask },
+            };
             operations.submit(turn, self.whose.purpose(self.ask), request);
             self.ask += 1;
         }

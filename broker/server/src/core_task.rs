@@ -272,6 +272,7 @@ impl Running {
                 Effect::Stop(reason) => return Some(reason),
                 Effect::Commit { op, chain, number, bytes } => self.operations.commit(op, chain, number, bytes),
                 Effect::Read { op, chain, number } => self.operations.read(op, chain, number),
+                Effect::ReadLog { op, number } => self.operations.read_log(op, number),
                 Effect::Tip { op, chain, hint } => self.operations.tip(op, chain, hint),
                 Effect::LatestSnapshot { op } => self.operations.latest_snapshot(op),
                 Effect::StoreSnapshot { op, version, bytes } => self.operations.store_snapshot(op, version, bytes),

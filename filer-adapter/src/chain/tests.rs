@@ -261,3 +261,38 @@ fn the_newest_number_is_never_freed() {
     assert_eq!(bench.free(2), 0, "the boundary never falls");
     assert_eq!(block_on(boundary(&bench.store, &bench.layout, &bench.chain)).unwrap(), 4);
 }
+
+#[test]
+fn what_a_sleeper_left_is_not_the_chains() {
+    let bench = bench(Chain::ClusterLog);
+    bench.fill(1..=9);
+    let link = |number| block_on(link(&bench.store, &bench.layout, &bench.chain, number)).unwrap();
+    assert_eq!(link(9), Link::Present(Bytes::from_static(b"x")));
+    assert_eq!(link(10), Link::Missing);
+    bench.free(6);
+    assert_eq!(link(6), Link::Present(Bytes::from_static(b"x")));
+    assert_eq!(link(5), Link::Missing);
+    // Two sleepers: the second one's predecessor is there, and tells nothing.
+    bench.fill([4, 5]);
+    assert_eq!(link(5), Link::Freed);
+    assert_eq!(link(4), Link::Freed);
+    bench.free(7);
+    assert_eq!(link(5), Link::Missing);
+}
+
+#[test]
+fn an_empty_answer_is_no_link() {
+    let bench = bench(Chain::Journal(Epoch(3)));
+    bench.fill([1]);
+    block_on(bench.store.create(&bench.layout.link(&bench.chain, 2), Bytes::new())).unwrap();
+    assert!(block_on(read(&bench.store, &bench.layout, &bench.chain, 2)).unwrap_err().is_retryable());
+    assert!(matches!(bench.commit(2, "ours"), Commit::Unknown(_)));
+}
+
+#[test]
+fn one_lost_answer_does_not_end_a_search() {
+    let bench = bench(Chain::Journal(Epoch(3)));
+    bench.fill(1..=20);
+    bench.store.script(Operation::Read, "", Fault::Failed);
+    assert_eq!(bench.tip(0), Some(20));
+}

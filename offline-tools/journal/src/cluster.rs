@@ -84,7 +84,7 @@ impl Metadata {
                 entries.push(LogEntry::decode(&bytes, version).map_err(damaged(&key))?);
                 version = version.next();
             }
-            self.trust_after(state.version).await?;
+            self.trust_after(state.version, !entries.is_empty()).await?;
             let more = entries.len() == ENTRIES_AT_ONCE;
             for entry in &entries {
                 state.apply(entry)?;
@@ -95,16 +95,19 @@ impl Metadata {
         }
     }
 
-    /// Checks that the numbers after `version` that were just read, or found missing, had not been freed by then. Since
-    /// freeing ascends, it is enough that `version` is still there, or that the boundary is its successor.
-    async fn trust_after(&self, version: Version) -> Result<(), ReadError> {
+    /// Checks that the numbers after `version` that were just read (`found`), or found missing, had not been freed by then. Since
+    /// freeing ascends, it is enough that `version` is still there, or that the boundary is its successor. What was found may have been
+    /// left by writers that slept, and `version` with it: then the boundary says so.
+    async fn trust_after(&self, version: Version, found: bool) -> Result<(), ReadError> {
         let chain = Chain::ClusterLog;
-        if version > Version(0) && chain::read(self.filer.as_ref(), &self.layout, &chain, version.0).await?.is_some() {
+        let is_there =
+            version > Version(0) && chain::read(self.filer.as_ref(), &self.layout, &chain, version.0).await?.is_some();
+        if is_there && !found {
             return Ok(());
         }
-        // Without `version` itself a boundary below its successor's cannot be the newest: a listing that lags.
         let boundary = chain::boundary(self.filer.as_ref(), &self.layout, &chain).await?;
-        if boundary == version.next().0 || version == Version(0) && boundary == 0 {
+        // Without `version` itself a boundary below its successor's cannot be the newest: a listing that lags.
+        if boundary == version.next().0 || boundary <= version.0 && is_there || version == Version(0) && boundary == 0 {
             return Ok(());
         }
         Err(ReadError::Gone(self.layout.link(&chain, version.0.max(1))))

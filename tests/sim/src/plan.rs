@@ -33,8 +33,10 @@ pub(crate) enum Blow {
     DeleteScratch,
     /// A process is asked to leave.
     Drain,
-    /// A process is told that another one is gone, which is not so.
+    /// All others are told that a process is gone, which is not so.
     FalseAlarm,
+    /// What a process writes to the cluster log lands there, but for a while it is not told so.
+    LogDeafness,
 }
 
 /// All that a seed decides beforehand.
@@ -135,6 +137,27 @@ impl Plan {
                 _ => Blow::Drain,
             };
             blows.push((at, blow));
+        }
+        // Some seeds are about what takes a coincidence elsewhere: a broker that does not know yet that it is superseded, or what it has
+        // given away, and is asked just then.
+        let (mut settings, mut faults) = (settings, faults);
+        match random.random_range(0..20) {
+            0 => {
+                settings.death_after = settings.death_after.max(20 * latency_to).max(3 * SECOND);
+                faults = Faults { stall: 0.0, ..faults };
+                blows.extend((0..8).map(|_| (random.random_range(Duration::ZERO..calm_at), Blow::FalseAlarm)));
+            }
+            1 => {
+                for _ in 0..4 {
+                    let at = random.random_range(Duration::ZERO..calm_at);
+                    blows.extend([
+                        (at, Blow::LogDeafness),
+                        (at + latency_to, Blow::StartAnother),
+                        (at + latency_to, Blow::Seal),
+                    ]);
+                }
+            }
+            _ => {}
         }
         blows.sort_by_key(|(at, _)| *at);
         let batches = random.random_range(3..25);

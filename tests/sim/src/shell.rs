@@ -41,6 +41,16 @@ impl Outside {
                 let read = chain::read(&outside.store, &outside.layout, &chain, number).await;
                 outside.end(op, Done::Read(read.map_err(text)));
             }),
+            Effect::ReadLog { op, number } => executor.spawn(async move {
+                let Self { store, layout, .. } = &outside;
+                let done = match chain::link(store, layout, &Chain::ClusterLog, number).await {
+                    Ok(chain::Link::Present(bytes)) => Done::Read(Ok(Some(bytes))),
+                    Ok(chain::Link::Missing) => Done::Read(Ok(None)),
+                    Ok(chain::Link::Freed) => Done::Freed,
+                    Err(error) => Done::Read(Err(text(error))),
+                };
+                outside.end(op, done);
+            }),
             Effect::Tip { op, chain, hint } => executor.spawn(async move {
                 let tip = chain::tip(&outside.store, &outside.layout, &chain, hint).await;
                 outside.end(op, Done::Tip(tip.map_err(text)));

@@ -17,8 +17,8 @@ use refstream_filer_adapter::{
     Runtime,
     memory::{Faults, MemoryStore},
 };
-use refstream_format::cluster_log::ClusterState;
-use refstream_types::{Epoch, Layout, Offset, ProducerId, SegmentId, Timestamp, TopicId};
+use refstream_format::cluster_log::{ClusterState, LogEntry};
+use refstream_types::{Chain, Epoch, Layout, Offset, ProducerId, SegmentId, Timestamp, TopicId, Version};
 use std::{
     collections::{BTreeMap, VecDeque, hash_map::DefaultHasher},
     hash::{Hash, Hasher},
@@ -26,6 +26,10 @@ use std::{
     time::Duration,
 };
 
+/// Brokers that may be needed to end what is open at the end.
+const LAST_BROKERS: usize = 4;
+/// Calls on the cluster log that a process which is deaf to it is not answered.
+const DEAF_LOG_CALLS: u32 = 24;
 /// Steps after which a seed is given up: it goes round in circles.
 const MOST_STEPS: u64 = 2_000_000;
 /// What is left must be done within this time after the blows end.
@@ -218,19 +222,27 @@ impl World {
             }
         }
         self.heal();
-        let end = self.clock.now() + PATIENCE;
+        let end = self.clock.now() + self.patience();
         if !self.run_until(end, |world| world.is_done()) && !self.is_broken() {
             let left: Vec<_> = self.lanes.iter().filter(|lane| !lane.is_done()).map(|lane| lane.place).collect();
             let status = self.processes.last().map(|p| p.broker.status(self.time(p)));
             let topics = &self.topics;
-            self.history.violation(format!("not done after {PATIENCE:?}: {left:?} of {topics:?}, {status:?}"));
+            self.history.violation(format!("not done in time: {left:?} of {topics:?}, {status:?}"));
         }
         if self.is_broken() {
             return;
         }
         // A broker that another one supersedes before it is drained leaves the rest to that one.
-        while let Some(last) = self.newest().filter(|_| !self.is_broken()) {
-            self.drain(last);
+        for _ in 0..LAST_BROKERS {
+            while let Some(last) = self.newest().filter(|_| !self.is_broken()) {
+                self.drain(last);
+            }
+            self.observer.follow(&mut self.history);
+            if self.is_broken() || self.observer.state.open_segments().next().is_none() {
+                break;
+            }
+            // Who was fenced by one that then left has nobody to recover it but the next one.
+            self.start(None);
         }
         if self.is_broken() {
             return;
@@ -238,14 +250,19 @@ impl World {
         self.judge();
     }
 
+    /// How long anything may take once all is well: who is silent is presumed dead after D, one at a time.
+    fn patience(&self) -> Duration {
+        PATIENCE + self.plan.settings.death_after * 2 * self.processes.len() as u32
+    }
+
     /// Waits until a process serves, and drains it.
     fn drain(&mut self, process: usize) {
         self.processes[process].draining = true;
         self.wait_for(process, |phase| phase == Phase::Serving);
         // Nobody would be left to see that what is handed over goes to somebody who is dead.
-        let end = self.clock.now() + PATIENCE;
+        let end = self.clock.now() + self.patience();
         if !self.run_until(end, |world| world.processes[process].over || world.dead_are_recovered()) {
-            self.history.violation(format!("the dead are not recovered after {PATIENCE:?}"));
+            self.history.violation("the dead are not recovered in time");
         }
         let ticket = self.ticket(Waiter::Other);
         self.give(process, Input::Drain { ticket });
@@ -254,12 +271,12 @@ impl World {
 
     /// Waits until a process has come to a phase, or is over.
     fn wait_for(&mut self, process: usize, reached: impl Fn(Phase) -> bool) {
-        let end = self.clock.now() + PATIENCE;
+        let end = self.clock.now() + self.patience();
         let status = |world: &Self| world.processes[process].broker.status(world.time(&world.processes[process]));
         let done = |world: &Self| world.processes[process].over || reached(status(world).phase);
         if !self.run_until(end, done) && !self.is_broken() {
             let status = status(self);
-            self.history.violation(format!("not drained after {PATIENCE:?}: {status:?}"));
+            self.history.violation(format!("not drained in time: {status:?}"));
         }
     }
 
@@ -517,14 +534,23 @@ impl World {
     }
 
     fn hash_effect(&mut self, process: usize, effect: &Effect) {
-        if let Effect::Read { .. } | Effect::Tip { .. } | Effect::LatestSnapshot { .. } | Effect::Free { .. } = effect {
+        if let Effect::Read { .. }
+        | Effect::ReadLog { .. }
+        | Effect::Tip { .. }
+        | Effect::LatestSnapshot { .. }
+        | Effect::Free { .. } = effect
+        {
             self.say(|| format!("process {process}: {effect:?}"));
         }
         (self.clock.now(), process, std::mem::discriminant(effect)).hash(&mut self.trace);
         match effect {
             Effect::Commit { chain, number, bytes, .. } => {
                 (chain, number, bytes).hash(&mut self.trace);
-                self.say(|| format!("process {process} commits {chain:?} {number}"));
+                self.say(|| {
+                    let entry = LogEntry::decode(bytes, Version(*number)).ok().filter(|_| *chain == Chain::ClusterLog);
+                    let commands = entry.map(|entry| entry.commands);
+                    format!("process {process} commits {chain:?} {number} {commands:?}")
+                });
             }
             Effect::Reply { ticket, .. } => ticket.hash(&mut self.trace),
             _ => {}

@@ -83,6 +83,7 @@ impl World {
                 }
             };
             let answer = match effect {
+                Effect::ReadLog { .. } if self.silent.contains(&Chain::ClusterLog) => continue,
                 Effect::Commit { chain, .. } | Effect::Read { chain, .. } if self.silent.contains(&chain) => continue,
                 Effect::Commit { op, chain, number, bytes } => {
                     let outcome = if number < self.boundaries.get(&chain).copied().unwrap_or(0) {
@@ -97,6 +98,9 @@ impl World {
                         }
                     };
                     (op, Done::Commit(outcome))
+                }
+                Effect::ReadLog { op, number } => {
+                    (op, Done::Read(Ok(self.chains.get(&(Chain::ClusterLog, number)).cloned())))
                 }
                 Effect::Read { op, chain, number } => (op, Done::Read(Ok(self.chains.get(&(chain, number)).cloned()))),
                 Effect::Tip { op, chain, .. } => {

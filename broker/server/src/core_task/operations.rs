@@ -84,6 +84,17 @@ impl Operations {
         });
     }
 
+    pub(super) fn read_log(&mut self, op: OpId, number: u64) {
+        self.spawn(op, |outside| async move {
+            match chain::link(&*outside.filer, &outside.layout, &Chain::ClusterLog, number).await {
+                Ok(chain::Link::Present(bytes)) => Done::Read(Ok(Some(bytes))),
+                Ok(chain::Link::Missing) => Done::Read(Ok(None)),
+                Ok(chain::Link::Freed) => Done::Freed,
+                Err(error) => Done::Read(Err(outside.failed("read", &error))),
+            }
+        });
+    }
+
     pub(super) fn tip(&mut self, op: OpId, chain: Chain, hint: u64) {
         self.spawn(op, |outside| async move {
             let tip = chain::tip(&*outside.filer, &outside.layout, &chain, hint).await;

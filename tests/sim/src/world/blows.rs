@@ -1,6 +1,6 @@
 //! What goes wrong, and how it is made well again.
 
-use super::{DROPPED_LOG_WRITES, MOST_PAUSE, Waiter, World};
+use super::{DEAF_LOG_CALLS, DROPPED_LOG_WRITES, MOST_PAUSE, Waiter, World};
 use crate::plan::Blow;
 use rand::Rng;
 use refstream_core::{Input, TopicOperation};
@@ -52,6 +52,13 @@ impl World {
                 }
                 self.strike_seal(process);
             }
+            (Blow::LogDeafness, Some(process)) => {
+                let prefix = self.layout.chain_prefix(&Chain::ClusterLog);
+                for _ in 0..DEAF_LOG_CALLS {
+                    self.processes[process].outside.store.script(Operation::Create, &prefix, Fault::Lost);
+                    self.processes[process].outside.store.script(Operation::Read, &prefix, Fault::Failed);
+                }
+            }
             (Blow::Seal, Some(process)) => self.strike_seal(process),
             (Blow::CreateScratch, Some(process)) => {
                 self.scratches += 1;
@@ -68,9 +75,10 @@ impl World {
                 }
             }
             (Blow::FalseAlarm, Some(process)) => {
-                let other = alive[self.random.random_range(0..alive.len())];
-                if let Some(epoch) = self.epoch_of(other) {
-                    self.give(process, Input::PeerGone { epoch });
+                if let Some(epoch) = self.epoch_of(process) {
+                    for other in alive.into_iter().filter(|other| *other != process) {
+                        self.give(other, Input::PeerGone { epoch });
+                    }
                 }
             }
             (Blow::Drain, Some(process)) => {
