@@ -95,7 +95,6 @@ impl Broker {
     /// Whether an unknown topic may be younger than the log as we know it. Ids are never reused, and rise.
     fn may_be_new(&self, error: &AppendError) -> bool {
         matches!(error, AppendError::UnknownTopic(topic) if *topic >= self.cluster.state.next_topic)
-            && self.others().next().is_some()
     }
 
     /// Our segment over a partition.

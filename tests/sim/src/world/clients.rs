@@ -86,6 +86,11 @@ impl World {
                     let what = format!("batch {batch}, the next one of lane {lane_index}, was refused: {error}");
                     return self.history.violation(what);
                 }
+                if is_main && matches!(error, AppendError::UnknownTopic(_)) {
+                    // Lanes exist once the log has the topic, and it is never deleted: a client would give up.
+                    let what = format!("lane {lane_index}, batch {batch}: a topic that exists is said not to");
+                    return self.history.violation(what);
+                }
                 if lane.producer.is_none() {
                     // It is never sent again.
                     lane.pending.retain(|pending| pending.id != batch);
