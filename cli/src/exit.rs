@@ -83,6 +83,7 @@ impl From<refstream::ConnectError> for Failure {
         match error {
             refstream::ConnectError::Endpoint(error) => Self::usage(error),
             refstream::ConnectError::Token(error) => Self::usage(error),
+            refstream::ConnectError::Authorities(error) => Self::usage(error),
             error => Self::new(error.class().into(), error),
         }
     }

@@ -250,23 +250,29 @@ impl Brokers {
         let mut attempts = 0_usize;
         loop {
             let (endpoint, several) = self.current();
-            let channel = self.channel(&endpoint).map_err(|error| self.invalid_answer(error.to_string()))?;
+            let channel = self.channel(&endpoint);
             let mut left = self.timeout.saturating_sub(self.runtime.now() - start);
             let round = u32::try_from(attempts / several).unwrap_or(u32::MAX);
             if several > 1 {
                 left = left.min(SILENCE.saturating_mul(1 << round.min(10)));
             }
-            let attempt = Box::pin(call(channel));
-            let outcome = match patience {
-                Patience::Work => attempt.await,
-                Patience::Timeout => match select(attempt, self.runtime.sleep(left)).await {
-                    Either::Left((outcome, _)) => outcome,
-                    Either::Right(_) => Err(Status::deadline_exceeded("no answer in time")),
-                },
-            };
-            let failure = match outcome {
-                Ok(response) => return Ok(response.into_inner()),
-                Err(status) => Failure::of(&endpoint, &status),
+            let failure = match channel {
+                // A broker that named itself so that it cannot be called, for example because the token would travel in the clear.
+                Err(error) => Failure::never_called(&error),
+                Ok(channel) => {
+                    let attempt = Box::pin(call(channel));
+                    let outcome = match patience {
+                        Patience::Work => attempt.await,
+                        Patience::Timeout => match select(attempt, self.runtime.sleep(left)).await {
+                            Either::Left((outcome, _)) => outcome,
+                            Either::Right(_) => Err(Status::deadline_exceeded("no answer in time")),
+                        },
+                    };
+                    match outcome {
+                        Ok(response) => return Ok(response.into_inner()),
+                        Err(status) => Failure::of(&endpoint, &status),
+                    }
+                }
             };
             attempts += 1;
             let mut delay = Duration::ZERO;
@@ -299,6 +305,7 @@ impl Brokers {
     where
         Call: Future<Output = Result<Response<T>, Status>>,
     {
+        let start = self.runtime.now();
         let channel = self.channel(endpoint).map_err(|error| self.invalid_answer(error.to_string()))?;
         let outcome = match select(Box::pin(call(channel)), self.runtime.sleep(self.timeout)).await {
             Either::Left((outcome, _)) => outcome,
@@ -306,7 +313,10 @@ impl Brokers {
         };
         match outcome {
             Ok(response) => Ok(response.into_inner()),
-            Err(status) => Err(Failure::of(endpoint, &status).into_error(endpoint, self.timeout, false)),
+            Err(status) => {
+                let tried_for = self.runtime.now() - start;
+                Err(Failure::of(endpoint, &status).into_error(endpoint, tried_for, false))
+            }
         }
     }
 
@@ -325,6 +335,10 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
+    fn never_called(error: &InvalidEndpoint) -> Self {
+        Self { retryable: true, no_side_effects: true, retry_after: None, why: error.to_string(), refusal: None }
+    }
+
     pub(crate) fn of(endpoint: &str, status: &Status) -> Self {
         let detail = error_detail(status);
         let refused = Refusal::new(endpoint, &detail);
@@ -491,6 +505,39 @@ mod tests {
             let runtime = Arc::new(TokioRuntime::new());
             assert!(Brokers::new(bad, Duration::ZERO, Bearer::default(), None, runtime).is_err(), "{bad}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_broker_that_cannot_be_called_is_passed_over() {
+        use crate::doubles::{looks_up, lookup_answer};
+        let (named, open) = (looks_up(lookup_answer(1)), "http://10.1.2.3:7400");
+        let bearer = Bearer::new(Some("hush")).unwrap();
+        let runtime = Arc::new(TokioRuntime::new());
+        let brokers = Brokers::new(&named, Duration::from_secs(30), bearer, None, runtime).unwrap();
+        brokers.learn(&[named.clone(), open.into()]);
+        brokers.pass_over(&named);
+        assert_eq!(brokers.current(), (open.into(), 2), "a token does not go there in the clear");
+        assert!(crate::records::lookup(&brokers, &"t".parse().unwrap(), None).await.is_ok());
+        assert_eq!(brokers.current().0, named);
+    }
+
+    #[tokio::test]
+    async fn how_long_was_tried_is_how_long_was_tried() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        drop(listener);
+        let clock = Arc::new(crate::doubles::Clock::default());
+        let brokers = Brokers::new(&endpoint, Duration::from_secs(600), Bearer::default(), None, clock).unwrap();
+        let error = brokers
+            .call_at(&endpoint, |channel| async move {
+                refstream_proto::v1::cluster_client::ClusterClient::new(channel)
+                    .drain(refstream_proto::v1::DrainRequest {})
+                    .await
+            })
+            .await
+            .err()
+            .unwrap();
+        assert!(error.to_string().contains("tried for 0.0 s"), "{error}");
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 use crate::{
     AlterTopic, Backfill, BackfillError, BackfillOptions, BrokerDescription, CallError, ConnectError, ConsumeError,
-    Consumer, ConsumerOptions, Delivery, FetchError, InvalidEndpoint, Payload, ProduceError, Producer, ProducerOptions,
-    Segment, TopicDescription, TopicError, UploadError, UploadOptions, Uploader,
+    Consumer, ConsumerOptions, Delivery, FetchError, Payload, ProduceError, Producer, ProducerOptions, Segment,
+    TopicDescription, TopicError, UnreadableAuthorities, UploadError, UploadOptions, Uploader,
     broker::{Bearer, Brokers, Patience},
     deployment::Deployment,
     records,
@@ -129,14 +129,12 @@ impl Client {
     pub async fn connect_with(options: ClientOptions) -> Result<Self, ConnectError> {
         let ClientOptions { endpoint, timeout, credentials, token, ca_file, store_access, stores, runtime } = options;
         let bearer = Bearer::new(token.as_ref().map(|token| token.0.as_str()))?;
-        let authorities = ca_file.map(|file| {
-            std::fs::read(&file).map_err(|error| InvalidEndpoint {
-                endpoint: endpoint.clone(),
-                why: format!("the certificates to trust cannot be read from {}: {error}", file.display()),
-            })
+        let authorities = ca_file.map(|path| match std::fs::read(&path) {
+            Ok(pem) => Ok(pem),
+            Err(error) => Err(UnreadableAuthorities { path, why: error.to_string() }),
         });
-        let brokers =
-            Arc::new(Brokers::new(&endpoint, timeout, bearer, authorities.transpose()?, Arc::clone(&runtime))?);
+        let authorities = authorities.transpose()?;
+        let brokers = Arc::new(Brokers::new(&endpoint, timeout, bearer, authorities, Arc::clone(&runtime))?);
         let request = v1::DescribeDeploymentRequest { client_software: SOFTWARE.into() };
         let answer = brokers
             .call(Patience::Timeout, |channel| {
@@ -319,5 +317,24 @@ impl Client {
     /// When it is not configured or cannot be opened.
     pub fn store(&self, name: &StoreName) -> Result<Arc<dyn BlobStore>, FetchError> {
         Ok(self.deployment().store(name)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ErrorClass;
+
+    #[tokio::test]
+    async fn certificates_that_cannot_be_read_are_named() {
+        let options = ClientOptions {
+            ca_file: Some("/nowhere/ca.pem".into()),
+            ..ClientOptions::new("https://broker.example:7400")
+        };
+        let error = Client::connect_with(options).await.unwrap_err();
+        assert_eq!(error.class(), ErrorClass::Invalid);
+        let text = error.to_string();
+        assert!(text.contains("/nowhere/ca.pem") && text.contains("ca_file"), "{text}");
+        assert!(!text.contains("broker.example"), "the endpoint is right: {text}");
     }
 }

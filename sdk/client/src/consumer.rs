@@ -102,7 +102,7 @@ impl Consumer {
         options: ConsumerOptions,
         limit: u64,
     ) -> Result<Self, ConsumeError> {
-        let routes = records::lookup(client.brokers(), topic).await?;
+        let routes = records::lookup(client.brokers(), topic, None).await?;
         let at = match options.from {
             From::Time(at) => Some(at),
             _ => None,

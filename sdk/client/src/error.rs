@@ -11,7 +11,9 @@ mod produce;
 mod topic;
 mod upload;
 
-pub use call::{CallError, ConnectError, InvalidAnswer, InvalidEndpoint, InvalidToken, Refusal, Unreachable};
+pub use call::{
+    CallError, ConnectError, InvalidAnswer, InvalidEndpoint, InvalidToken, Refusal, Unreachable, UnreadableAuthorities,
+};
 pub use consume::{
     ConsumeError, DamagedRecords, LostRecords, NoSuchRecord, RecordsInFiles, StartOutOfRange, UnreadableFiles,
 };

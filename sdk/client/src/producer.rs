@@ -201,7 +201,7 @@ impl Producer {
         options: ProducerOptions,
         log: Option<Arc<dyn BatchLog>>,
     ) -> Result<Self, ProduceError> {
-        let routes = records::lookup(client.brokers(), topic).await?;
+        let routes = records::lookup(client.brokers(), topic, None).await?;
         let identity = records::open_producer(client.brokers()).await?;
         let limit = client.deployment().max_batch_bytes;
         let options = ProducerOptions {

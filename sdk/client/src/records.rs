@@ -22,13 +22,24 @@ impl Routes {
     }
 }
 
-/// Looks a topic up.
-pub(crate) async fn lookup(brokers: &Brokers, name: &TopicName) -> Result<Routes, TopicError> {
+/// Looks a topic up; `known`: the identity that it has had. Identities rise, so a broker that answers with a lower one has not heard yet that
+/// that topic was deleted, and counts as one that does not answer: the next one is asked.
+pub(crate) async fn lookup(brokers: &Brokers, name: &TopicName, known: Option<TopicId>) -> Result<Routes, TopicError> {
     let request = v1::LookupRequest { topic: name.to_string() };
     let answered = brokers
         .call(Patience::Timeout, |channel| {
             let request = request.clone();
-            async move { RecordsClient::new(channel).max_decoding_message_size(MAX_ANSWER_BYTES).lookup(request).await }
+            async move {
+                let mut client = RecordsClient::new(channel).max_decoding_message_size(MAX_ANSWER_BYTES);
+                let answered = client.lookup(request).await?;
+                let found = answered.get_ref().topic.as_ref().map(|topic| TopicId(topic.id));
+                match (found, known) {
+                    (Some(found), Some(known)) if found < known => Err(tonic::Status::unavailable(format!(
+                        "it is behind: it answers for the topic {found}, which was deleted and made again as {known}"
+                    ))),
+                    _ => Ok(answered),
+                }
+            }
         })
         .await
         .map_err(|error| TopicError::of(name, error))?;
@@ -73,4 +84,42 @@ pub(crate) async fn list_offsets(
     let partitions: Vec<_> = answered.partitions.iter().map(calls::offsets).collect();
     let at: Vec<_> = answered.at.iter().copied().map(Offset).collect();
     Ok((partitions, at))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        ErrorClass,
+        broker::Bearer,
+        doubles::{looks_up, lookup_answer},
+    };
+    use refstream_filer_adapter::TokioRuntime;
+    use std::{sync::Arc, time::Duration};
+
+    fn brokers(endpoints: &[String], timeout: Duration) -> Brokers {
+        let runtime = Arc::new(TokioRuntime::new());
+        Brokers::new(&endpoints.join(","), timeout, Bearer::default(), None, runtime).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_broker_that_is_behind_is_passed_over() {
+        let endpoints = [looks_up(lookup_answer(3)), looks_up(lookup_answer(7))];
+        let brokers = brokers(&endpoints, Duration::from_secs(30));
+        let name = "t".parse().unwrap();
+        let first = lookup(&brokers, &name, None).await.unwrap();
+        assert_eq!(first.topic.id, TopicId(3), "who knows nothing believes what it is told");
+        for known in [7, 5] {
+            let found = lookup(&brokers, &name, Some(TopicId(known))).await.unwrap();
+            assert_eq!(found.topic.id, TopicId(7), "as known, or made again since");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_topic_is_not_gone_because_every_broker_is_behind() {
+        let brokers = brokers(&[looks_up(lookup_answer(3))], Duration::ZERO);
+        let error = lookup(&brokers, &"t".parse().unwrap(), Some(TopicId(4))).await.unwrap_err();
+        assert!(error.is_retryable() && error.class() == ErrorClass::Unreachable, "{error}");
+        assert!(error.to_string().contains("behind"), "{error}");
+    }
 }

@@ -35,7 +35,7 @@ pub(crate) use notes::{Begun, BegunHow, FileTag, NotedPack, PackNotes, UploadNot
 pub(crate) use pack::PackState;
 pub(crate) use source::{OpenFile, is_compressed_type};
 
-use crate::UploadError;
+use crate::{SourceUnreadable, UploadError};
 use bandwidth::Bandwidth;
 use bytes::Bytes;
 use large::Content;
@@ -51,7 +51,7 @@ use std::{
     },
 };
 use tokio::{
-    io::AsyncRead,
+    io::{AsyncRead, AsyncReadExt as _},
     sync::{OwnedSemaphorePermit, Semaphore},
 };
 use turns::Turns;
@@ -146,6 +146,16 @@ impl Default for UploadOptions {
 #[derive(Clone, Debug)]
 pub struct Uploader {
     inner: Arc<Inner>,
+}
+
+/// How one payload is to be stored.
+struct Task {
+    /// zstd level; `None`: as given.
+    compression: Option<i32>,
+    content_type: Option<String>,
+    /// For a pack's footer.
+    name: Option<String>,
+    notes: Option<Arc<dyn UploadNotes>>,
 }
 
 /// What was stored so far.
@@ -324,7 +334,7 @@ impl Uploader {
         notes: Option<Arc<dyn UploadNotes>>,
     ) -> Result<Receipt, UploadError> {
         let compression = self.inner.options.compression.filter(|_| !is_compressed_type(content_type.as_deref()));
-        self.upload_encoded(source, compression, content_type, name, notes).await
+        self.carry_out(source, Task { compression, content_type, name, notes }).await
     }
 
     /// As [`Uploader::upload_noted`], never compressed.
@@ -335,44 +345,47 @@ impl Uploader {
         name: Option<String>,
         notes: Option<Arc<dyn UploadNotes>>,
     ) -> Result<Receipt, UploadError> {
-        self.upload_encoded(source, None, content_type, name, notes).await
+        self.carry_out(source, Task { compression: None, content_type, name, notes }).await
     }
 
-    async fn upload_encoded(
-        &self,
-        source: Source,
-        compression: Option<i32>,
-        content_type: Option<String>,
-        name: Option<String>,
-        notes: Option<Arc<dyn UploadNotes>>,
-    ) -> Result<Receipt, UploadError> {
+    async fn carry_out(&self, source: Source, task: Task) -> Result<Receipt, UploadError> {
         let inner = &self.inner;
         match source {
             Source::Bytes(bytes) if inner.is_large(bytes.len() as u64) => {
                 let size = Some(bytes.len() as u64);
-                large::upload(inner, Content::memory(bytes), size, None, compression, content_type, notes).await
+                large::upload(inner, Content::memory(bytes), size, None, task).await
             }
             Source::Bytes(bytes) => {
                 let room = inner.room(bytes.len() as u64).await;
-                self.store_content(vec![bytes], room, compression, content_type, name, notes).await
+                self.store_content(vec![bytes], room, task).await
             }
             Source::File(path) => {
                 let file = blocking(move || OpenFile::open(&path)).await??;
                 if file.size() == 0 {
-                    // Files of /proc and the like have bytes and do not tell how many.
-                    let reader = Box::new(file.into_reader());
-                    return self.upload_stream(reader, compression, content_type, name, notes).await;
+                    return self.upload_unsized(file, task).await;
                 }
                 if inner.is_large(file.size()) {
                     let size = Some(file.size());
-                    return large::upload(inner, Content::file(file), size, None, compression, content_type, notes)
-                        .await;
+                    return large::upload(inner, Content::file(file), size, None, task).await;
                 }
                 let room = inner.room(file.size()).await;
                 let content = blocking(move || file.read_whole()).await??;
-                self.store_content(content, room, compression, content_type, name, notes).await
+                self.store_content(content, room, task).await
             }
-            Source::Reader(reader) => self.upload_stream(reader, compression, content_type, name, notes).await,
+            Source::Reader(reader) => self.upload_stream(reader, task).await,
+        }
+    }
+
+    /// Stores a file that says it is empty. Most are; those of /proc and the like have bytes and do not tell how many.
+    async fn upload_unsized(&self, file: OpenFile, task: Task) -> Result<Receipt, UploadError> {
+        let path = file.path().to_owned();
+        let mut reader = file.into_reader();
+        let mut first = [0];
+        let read = reader.read(&mut first).await;
+        match read.map_err(|error| SourceUnreadable { path: Some(path), why: error.to_string() })? {
+            // It takes no more room than it has bytes, so that many of them go at once.
+            0 => self.store_content(Vec::new(), self.inner.room(0).await, task).await,
+            _ => self.upload_stream(Box::new(std::io::Cursor::new(first).chain(reader)), task).await,
         }
     }
 
@@ -380,10 +393,7 @@ impl Uploader {
     async fn upload_stream(
         &self,
         mut reader: Box<dyn AsyncRead + Send + Unpin>,
-        compression: Option<i32>,
-        content_type: Option<String>,
-        name: Option<String>,
-        notes: Option<Arc<dyn UploadNotes>>,
+        task: Task,
     ) -> Result<Receipt, UploadError> {
         let inner = &self.inner;
         // There is room for a payload that is not large, and for the start of one that is.
@@ -391,11 +401,9 @@ impl Uploader {
         let room = inner.room(most).await;
         let (pieces, ended) = source::read_up_to(&mut reader, most).await?;
         if !ended {
-            let first = Some((pieces, room));
-            let content = Content::stream(reader);
-            return large::upload(inner, content, None, first, compression, content_type, notes).await;
+            return large::upload(inner, Content::stream(reader), None, Some((pieces, room)), task).await;
         }
-        self.store_content(pieces, room, compression, content_type, name, notes).await
+        self.store_content(pieces, room, task).await
     }
 
     /// Stores a payload that is in memory.
@@ -403,26 +411,23 @@ impl Uploader {
         &self,
         content: Vec<Bytes>,
         room: OwnedSemaphorePermit,
-        compression: Option<i32>,
-        content_type: Option<String>,
-        name: Option<String>,
-        notes: Option<Arc<dyn UploadNotes>>,
+        task: Task,
     ) -> Result<Receipt, UploadError> {
         let inner = &self.inner;
+        let compression = task.compression;
         let length: usize = content.iter().map(Bytes::len).sum();
         if length <= ENCODE_INLINE {
-            return self.store_whole(prepare(content, compression), room, content_type, name, notes).await;
+            return self.store_whole(prepare(content, compression), room, task).await;
         }
         if inner.is_small(length as u64) {
             let prepared = blocking(move || prepare(content, compression)).await?;
-            return self.store_whole(prepared, room, content_type, name, notes).await;
+            return self.store_whole(prepared, room, task).await;
         }
         let given = match blocking(move || prepare_object(content, compression)).await? {
-            ForObject::Compressed(prepared) => {
-                return self.store_whole(prepared, room, content_type, name, notes).await;
-            }
+            ForObject::Compressed(prepared) => return self.store_whole(prepared, room, task).await,
             ForObject::AsGiven(given) => given,
         };
+        let Task { content_type, notes, .. } = task;
         let (key, there) = self.begin_whole(given.size, given.checksum, notes.as_deref()).await?;
         let (content, sent) = (given.content.clone(), Sent::default());
         let hash = async {
@@ -449,11 +454,10 @@ impl Uploader {
         &self,
         prepared: Prepared,
         room: OwnedSemaphorePermit,
-        content_type: Option<String>,
-        name: Option<String>,
-        notes: Option<Arc<dyn UploadNotes>>,
+        task: Task,
     ) -> Result<Receipt, UploadError> {
         let inner = &self.inner;
+        let Task { content_type, name, notes, .. } = task;
         if inner.is_small(prepared.size) {
             let stored = crate::payload::joined(prepared.stored.clone());
             let (pack, offset) =

@@ -30,8 +30,6 @@ const QUEUED_BYTES: usize = 16 << 20;
 /// Answers of streams that wait to be looked at.
 const QUEUED_ANSWERS: usize = 8;
 
-/// How long to wait for a partition that changes hands.
-const MOVED: Duration = Duration::from_millis(25);
 /// How often it is looked up, of several brokers, whether the one that is read from still serves what is read: it may be gone without a
 /// word.
 const DOUBT: Duration = Duration::from_secs(1);
@@ -148,6 +146,8 @@ pub(super) struct Reader {
     sender: mpsc::Sender<Event>,
     events: mpsc::Receiver<Event>,
     backoff: Backoff,
+    /// How long to wait for partitions that change hands; gone once something of them has arrived.
+    moves: BTreeMap<PartitionId, Backoff>,
     /// Nothing is opened before this time.
     hold: Duration,
     /// The last thing that went wrong, and since when nothing went right.
@@ -189,6 +189,7 @@ impl Reader {
             sender,
             events,
             backoff: Backoff::new(),
+            moves: BTreeMap::new(),
             hold: Duration::ZERO,
             trouble: None,
         }
@@ -281,7 +282,7 @@ impl Reader {
         self.checking = true;
         let (context, sender) = (self.context.clone(), self.sender.clone());
         self.tasks.spawn(async move {
-            let outcome = records::lookup(&context.brokers, &context.topic.name).await;
+            let outcome = records::lookup(&context.brokers, &context.topic.name, Some(context.topic.id)).await;
             let _ = sender.send(Event::Checked(outcome)).await;
         });
     }
@@ -348,6 +349,9 @@ impl Reader {
                 if !self.has(session, partition) {
                     return Ok(());
                 }
+                if !matches!(answer, tail_response::Event::Error(_)) {
+                    self.moves.remove(&partition);
+                }
                 match answer {
                     tail_response::Event::Batch(batch) => self.batch(batch).await,
                     tail_response::Event::CaughtUp(at) => {
@@ -378,10 +382,21 @@ impl Reader {
     }
 
     fn trouble(&mut self, error: ConsumeError) {
+        let delay = self.backoff.next(&*self.context.runtime);
+        self.trouble_for(error, delay);
+    }
+
+    /// Notes what goes wrong, and opens nothing for a time.
+    fn trouble_for(&mut self, error: ConsumeError, delay: Duration) {
         let now = self.context.runtime.now();
         let since = self.trouble.as_ref().map_or(now, |(_, since)| *since);
         self.trouble = Some((error, since));
-        self.hold = now + self.backoff.next(&*self.context.runtime);
+        self.hold = now + delay;
+    }
+
+    /// How long to wait for a partition that changes hands.
+    fn move_of(&mut self, partition: PartitionId) -> Duration {
+        self.moves.entry(partition).or_insert_with(Backoff::moving).next(&*self.context.runtime)
     }
 
     async fn batch(&mut self, batch: v1::TailBatch) -> Result<(), Closed> {
@@ -481,8 +496,8 @@ impl Reader {
                 // Another broker goes on with it.
                 self.moved = !self.stale_routes || self.moved;
                 self.stale_routes = true;
-                self.trouble(CallError::Refused(refusal).into());
-                self.hold = self.context.runtime.now() + MOVED;
+                let delay = self.move_of(partition);
+                self.trouble_for(CallError::Refused(refusal).into(), delay);
             }
             // Anything else may be over after a new look-up, which also finds out what retention has deleted.
             _ => {
@@ -526,17 +541,22 @@ impl Reader {
         self.looking_up = false;
         match outcome {
             Ok((routes, held)) => {
-                let deleted = routes.topic.id != self.context.topic.id;
+                // A lower one is never answered: a broker that still knows it is behind, and another one was asked.
+                let deleted = routes.topic.id > self.context.topic.id;
                 if deleted {
                     return self.end(TopicError::NotFound(crate::TopicNotFound { topic: routes.topic.name })).await;
                 }
                 self.routes = routes;
                 self.stale_routes = false;
-                if self.idle.iter().any(|partition| self.routes.endpoint(*partition).is_none()) {
+                let unserved = |partition: &&PartitionId| self.routes.endpoint(**partition).is_none();
+                let unserved: Vec<_> = self.idle.iter().filter(unserved).copied().collect();
+                if !unserved.is_empty() {
                     let error = self.context.brokers.invalid_answer("no broker serves some partitions now");
-                    self.trouble(error.into());
                     if self.context.brokers.are_several() {
-                        self.hold = self.context.runtime.now() + MOVED;
+                        let delay = unserved.into_iter().map(|partition| self.move_of(partition)).min();
+                        self.trouble_for(error.into(), delay.unwrap_or_default());
+                    } else {
+                        self.trouble(error.into());
                     }
                 }
                 for held in held {
@@ -604,7 +624,7 @@ impl Drop for Reader {
 /// Who serves the topic, and, if wanted, which offsets there are.
 async fn look_up(context: &Context, offsets: bool) -> Result<(Routes, Vec<PartitionOffsets>), TopicError> {
     let name = &context.topic.name;
-    let routes = records::lookup(&context.brokers, name).await?;
+    let routes = records::lookup(&context.brokers, name, Some(context.topic.id)).await?;
     if !offsets {
         return Ok((routes, Vec::new()));
     }

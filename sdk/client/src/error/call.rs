@@ -2,7 +2,7 @@
 
 use super::{ErrorClass, answers_of_parts, fixed_answers};
 use refstream_proto::v1::{ErrorCode, ErrorDetail};
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 use thiserror::Error;
 
 /// Nothing answered in time.
@@ -139,6 +139,20 @@ fixed_answers!(InvalidEndpoint: Invalid, retryable false, no_side_effects true);
 pub struct InvalidToken;
 fixed_answers!(InvalidToken: Invalid, retryable false, no_side_effects true);
 
+/// The certificates to trust cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error(
+    "the certificates to trust cannot be read from {}: {why}; name a file of certificates in PEM form (the setting ca_file, REFSTREAM_CA_FILE)",
+    path.display()
+)]
+pub struct UnreadableAuthorities {
+    /// The file.
+    pub path: PathBuf,
+    /// Why not.
+    pub why: String,
+}
+fixed_answers!(UnreadableAuthorities: Invalid, retryable false, no_side_effects true);
+
 /// Connecting failed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ConnectError {
@@ -148,8 +162,11 @@ pub enum ConnectError {
     /// The token cannot be one.
     #[error(transparent)]
     Token(#[from] InvalidToken),
+    /// The certificates to trust cannot be read.
+    #[error(transparent)]
+    Authorities(#[from] UnreadableAuthorities),
     /// No broker answered there in time, or what answers is none.
     #[error(transparent)]
     Call(#[from] CallError),
 }
-answers_of_parts!(ConnectError: Endpoint, Token, Call);
+answers_of_parts!(ConnectError: Endpoint, Token, Authorities, Call);

@@ -32,8 +32,6 @@ const REQUEST_BATCHES: usize = 256;
 const INPUTS_AT_ONCE: usize = 256;
 /// A broker that has not answered for so long may be gone without a word: then it is looked up, as often, whether others serve its partitions.
 const SILENCE: Duration = Duration::from_millis(400);
-/// How long to wait for a partition that changes hands.
-const MOVED: Duration = Duration::from_millis(25);
 /// How often deadlines are looked at.
 const EXPIRY_CHECK: Duration = Duration::from_millis(500);
 
@@ -70,6 +68,10 @@ pub(super) struct Engine {
     identifying: bool,
     queues: Vec<Queue>,
     backoffs: Vec<Backoff>,
+    /// The same for partitions that change hands.
+    moves: Vec<Backoff>,
+    /// Spreads delays; one number for all partitions that an input concerns, so that they are looked up together.
+    spread: u64,
     streams: BTreeMap<String, Stream>,
     /// Partitions that may have something to send.
     dirty: BTreeSet<u32>,
@@ -104,6 +106,8 @@ impl Engine {
         Self {
             queues: (0..partitions).map(|_| Queue::new(identity, shared.log.is_some())).collect(),
             backoffs: vec![Backoff::new(); partitions],
+            moves: vec![Backoff::moving(); partitions],
+            spread: 0,
             shared,
             brokers,
             inputs,
@@ -279,10 +283,10 @@ impl Engine {
 
     fn look_up(&mut self) {
         self.looking_up = true;
-        let (brokers, topic) = (Arc::clone(&self.brokers), self.shared.topic.clone());
+        let (brokers, topic, id) = (Arc::clone(&self.brokers), self.shared.topic.clone(), self.shared.topic_id);
         let inputs = self.shared.inputs.clone();
         tokio::spawn(async move {
-            let outcome = records::lookup(&brokers, &topic).await;
+            let outcome = records::lookup(&brokers, &topic, Some(id)).await;
             let _ = inputs.send(Input::LookedUp(outcome));
         });
     }
@@ -399,6 +403,7 @@ impl Engine {
     }
 
     fn answered(&mut self, stream: StreamId, response: AppendResponse) {
+        self.spread = self.shared.runtime.random();
         let Some(found) = self.streams.values_mut().find(|found| found.id == stream) else { return };
         let Some(attempts) = found.under_way.remove(&response.request_id) else { return };
         found.heard(self.shared.runtime.now());
@@ -423,6 +428,7 @@ impl Engine {
 
     fn appended(&mut self, partition: u32, attempt: Attempt, appended: &v1::Appended) {
         self.backoffs[partition as usize].reset();
+        self.moves[partition as usize].reset();
         if let Consequence::Acked(pending) = self.queues[partition as usize].answered(attempt, Verdict::Appended) {
             if let Some(log) = &self.shared.log {
                 let outcome = Decided::Placed { partition: PartitionId(partition), base: Offset(appended.base_offset) };
@@ -463,6 +469,7 @@ impl Engine {
             ErrorCode::Unavailable | ErrorCode::Throttled | ErrorCode::OutcomeUnknown => ErrorClass::Unreachable,
             _ => ErrorClass::Failed,
         };
+        let known = self.queues[partition as usize].is_draining();
         match self.queues[partition as usize].answered(attempt, verdict) {
             Consequence::Nothing | Consequence::Acked(_) => {}
             Consequence::Again => {
@@ -471,7 +478,12 @@ impl Engine {
                 }
                 let moved =
                     matches!(code, ErrorCode::SegmentSealed | ErrorCode::Unavailable) && self.brokers.are_several();
-                let delay = retry_after(detail).or_else(|| moved.then_some(MOVED));
+                let delay = match retry_after(detail) {
+                    // What was sent together fails together: that is one failure.
+                    None if known => Some(Duration::ZERO),
+                    None if moved => Some(self.moves[partition as usize].next_spread(self.spread)),
+                    asked => asked,
+                };
                 self.trouble(partition, detail.message.clone(), class, delay);
             }
             Consequence::Failed(pending) => self.fail(partition, vec![pending], &detail.message, class, false),
@@ -481,7 +493,7 @@ impl Engine {
 
     /// Notes what went wrong and lets the partition wait.
     fn trouble(&mut self, partition: u32, why: String, class: ErrorClass, delay: Option<Duration>) {
-        let delay = delay.unwrap_or_else(|| self.backoffs[partition as usize].next(&*self.shared.runtime));
+        let delay = delay.unwrap_or_else(|| self.backoffs[partition as usize].next_spread(self.spread));
         let hold = self.now() + delay;
         let queue = &mut self.queues[partition as usize];
         queue.hold = queue.hold.max(hold);
@@ -515,6 +527,7 @@ impl Engine {
             return;
         }
         let Some(ended) = self.streams.remove(endpoint) else { return };
+        self.spread = self.shared.runtime.random();
         let mut partitions = BTreeSet::new();
         for (partition, attempt) in ended.under_way.values().flatten() {
             self.queues[*partition as usize].lost(*attempt);
@@ -546,9 +559,11 @@ impl Engine {
 
     fn looked_up(&mut self, outcome: Result<Routes, TopicError>) {
         self.looking_up = false;
+        self.spread = self.shared.runtime.random();
         let waiting = std::mem::take(&mut self.waiting);
         match outcome {
-            Ok(routes) if routes.topic.id != self.shared.topic_id => {
+            // A lower one is never answered: a broker that still knows it is behind, and another one was asked.
+            Ok(routes) if routes.topic.id > self.shared.topic_id => {
                 self.ended = Some("the topic was deleted, and another was created under its name".into());
             }
             Ok(routes) => {
@@ -558,7 +573,8 @@ impl Engine {
                 for partition in waiting {
                     if self.routes.endpoint(PartitionId(partition)).is_none() {
                         let why = format!("no broker serves partition {partition} now");
-                        let delay = self.brokers.are_several().then_some(MOVED);
+                        let several = self.brokers.are_several();
+                        let delay = several.then(|| self.moves[partition as usize].next_spread(self.spread));
                         self.trouble(partition, why, ErrorClass::Unreachable, delay);
                     }
                     self.dirty.insert(partition);
@@ -575,6 +591,7 @@ impl Engine {
 
     fn identified(&mut self, outcome: Result<Identity, String>) {
         self.identifying = false;
+        self.spread = self.shared.runtime.random();
         let waiting = std::mem::take(&mut self.waiting);
         match outcome {
             Ok(identity) => {

@@ -157,6 +157,10 @@ impl Queue {
     fn under_way(&self) -> usize {
         self.entries.iter().take(2 * MAX_IN_FLIGHT).filter(|entry| entry.attempt().is_some()).count()
     }
+    /// An attempt has failed, and what was sent with it is not answered yet or not sent again yet.
+    pub(super) fn is_draining(&self) -> bool {
+        self.draining
+    }
     /// Batches wait for their turn, so another need not be closed early.
     pub(super) fn is_backed_up(&self) -> bool {
         self.entries.len() > MAX_IN_FLIGHT

@@ -59,7 +59,7 @@ async fn attempt(
     partition: PartitionId,
     batch: &EncodedBatch,
 ) -> Result<Result<Decided, String>, ProduceError> {
-    let routes = match records::lookup(client.brokers(), topic).await {
+    let routes = match records::lookup(client.brokers(), topic, Some(topic_id)).await {
         Ok(routes) => routes,
         Err(error @ TopicError::NotFound(_)) => return Err(error.into()),
         Err(error) if error.is_retryable() => return Ok(Err(error.to_string())),

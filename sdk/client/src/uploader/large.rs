@@ -1,7 +1,7 @@
 //! Large payloads: parts, in parallel, within the memory limit.
 
 use super::{
-    Begun, BegunHow, Inner, READ_BYTES, Receipt, UploadNotes, blocking,
+    Begun, BegunHow, Inner, READ_BYTES, Receipt, Task, UploadNotes, blocking,
     encode::{Encoder, sample_pays, stored_type},
     source::{OpenFile, read_up_to},
     store::{self, harmless, has, put_sidecar, repeat},
@@ -258,10 +258,9 @@ pub(super) async fn upload(
     mut content: Content,
     size: Option<u64>,
     first: Option<(Vec<Bytes>, OwnedSemaphorePermit)>,
-    compression: Option<i32>,
-    content_type: Option<String>,
-    notes: Option<Arc<dyn UploadNotes>>,
+    task: Task,
 ) -> Result<Receipt, UploadError> {
+    let Task { compression, content_type, notes, .. } = task;
     let mut part_bytes = part_size(inner.options.part_bytes, size);
     let (mut pieces, room) = match first {
         Some((pieces, room)) => (pieces, room),

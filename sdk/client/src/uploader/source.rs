@@ -83,6 +83,10 @@ impl OpenFile {
         let metadata = file.metadata().map_err(|error| unreadable(error.to_string()))?;
         Ok(Self { path: path.to_owned(), file, stamp: Stamp::of(&metadata), read: 0 })
     }
+    /// Where it was opened.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
     /// Bytes when it was opened.
     pub(crate) fn size(&self) -> u64 {
         self.stamp.size

@@ -112,6 +112,31 @@ async fn an_empty_payload_is_a_payload() {
 }
 
 #[tokio::test]
+async fn empty_files_need_next_to_no_room() {
+    for pack_below in [0, 1 << 20] {
+        let options = UploadOptions { pack_below, pack_linger: Duration::ZERO, ..UploadOptions::default() };
+        let fixture = fixture(options);
+        let file = tempfile::NamedTempFile::new().unwrap();
+        // Large payloads have all of the memory but this.
+        let _others = fixture.uploader.room(fixture.uploader.options().memory as u64 - 100).await;
+        let upload = || fixture.uploader.upload(Source::File(file.path().to_owned()), None, None);
+        for receipt in futures::future::join_all((0..50).map(|_| upload())).await {
+            assert_eq!(receipt.unwrap().reference().content_size, 0);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_has_more_bytes_than_it_says_is_stored_whole() {
+    let fixture = fixture(UploadOptions { pack_linger: Duration::ZERO, ..UploadOptions::default() });
+    let path = std::path::Path::new("/proc/version");
+    if let Ok(content) = std::fs::read(path) {
+        let receipt = fixture.uploader.upload(Source::File(path.to_owned()), None, None).await.unwrap();
+        assert_eq!(fixture.payload(receipt.reference()).bytes().await.unwrap(), content);
+    }
+}
+
+#[tokio::test]
 async fn an_object_over_a_mib_has_its_block_sums_in_one_request_with_it() {
     let fixture = fixture(UploadOptions::default());
     let content = noise((5 << 20) + 17);

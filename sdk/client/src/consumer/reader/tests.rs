@@ -278,3 +278,50 @@ async fn answers_that_were_under_way_when_a_partition_went_elsewhere_count_for_n
     let expected = BTreeMap::from([(moved, (0..20).collect()), (stays, (0..5).collect())]);
     assert_eq!(fixture.delivered(), expected);
 }
+
+/// Delays that begin at 25 ms and grow to 400 ms, each less by half of itself at most.
+fn assert_grow(delays: &[Duration]) {
+    for (failures, delay) in delays.iter().enumerate() {
+        let full = Duration::from_millis(25 << failures).min(Duration::from_millis(400));
+        assert!((full / 2..=full).contains(delay), "{delays:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_partition_that_changes_hands_is_tried_soon_and_then_less_often() {
+    let (moved, stays) = (PartitionId(0), PartitionId(1));
+    let nobody = || {
+        let mut nobody = routes(TopicId(1), &[0, 0]);
+        nobody.endpoints[0] = None;
+        nobody
+    };
+    for refused in [true, false] {
+        let mut fixture = Fixture::new(&[0, 0], 1);
+        fixture.open();
+        fixture.answer(1, failed(moved, ErrorCode::SegmentSealed)).await;
+        let mut delays = vec![fixture.reader.hold - fixture.clock.now()];
+        for round in 0..7 {
+            // What others deliver says nothing about this one.
+            fixture.answer(1, tail_batch(stays, round, 1)).await;
+            fixture.clock.advance(delays[round as usize]);
+            fixture.reader.start();
+            assert!(fixture.reader.looking_up);
+            let found = if refused { routes(TopicId(1), &[0, 0]) } else { nobody() };
+            fixture.handle(Event::LookedUp(Ok((found, Vec::new())))).await;
+            if refused {
+                fixture.reader.start();
+                let session = fixture.reader.next_session;
+                fixture.answer(session, failed(moved, ErrorCode::SegmentSealed)).await;
+            }
+            delays.push(fixture.reader.hold - fixture.clock.now());
+        }
+        assert_grow(&delays);
+        fixture.open();
+        fixture.handle(Event::LookedUp(Ok((routes(TopicId(1), &[1, 0]), Vec::new())))).await;
+        fixture.open();
+        let session = fixture.reader.next_session;
+        fixture.answer(session, caught_up(moved, 0)).await;
+        fixture.answer(session, failed(moved, ErrorCode::SegmentSealed)).await;
+        assert_grow(&[fixture.reader.hold - fixture.clock.now()]);
+    }
+}
