@@ -610,16 +610,6 @@ impl BlobStore for S3Store {
         format!("s3://{}/{key}", self.bucket())
     }
 
-    async fn put(
-        &self,
-        key: &Key,
-        body: Vec<Bytes>,
-        checksum: Crc32c,
-        attributes: &Attributes,
-    ) -> Result<Stored, CreateError> {
-        self.put_telling(key, body, checksum, attributes, &Sent::default()).await
-    }
-
     async fn put_telling(
         &self,
         key: &Key,
@@ -668,8 +658,10 @@ impl BlobStore for S3Store {
     }
 
     async fn list_blobs(&self, prefix: &str, after: Option<&Key>, limit: usize) -> Result<Vec<Listed>, StoreError> {
-        if self.is_versioned().await {
-            return self.list_newest(prefix, after, limit).await;
+        if self.is_versioned().await
+            && let Some(listed) = self.list_newest(prefix, after, limit).await?
+        {
+            return Ok(listed);
         }
         self.list_all(prefix, after, limit).await
     }

@@ -272,16 +272,6 @@ impl BlobStore for SeaweedStore {
         true
     }
 
-    async fn put(
-        &self,
-        key: &Key,
-        body: Vec<Bytes>,
-        checksum: Crc32c,
-        attributes: &Attributes,
-    ) -> Result<Stored, CreateError> {
-        self.put_telling(key, body, checksum, attributes, &Sent::default()).await
-    }
-
     async fn put_telling(
         &self,
         key: &Key,

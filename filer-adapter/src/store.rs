@@ -193,7 +193,9 @@ pub trait BlobStore: Debug + Send + Sync + 'static {
         body: Vec<Bytes>,
         checksum: Crc32c,
         attributes: &Attributes,
-    ) -> Result<Stored, CreateError>;
+    ) -> Result<Stored, CreateError> {
+        self.put_telling(key, body, checksum, attributes, &Sent::default()).await
+    }
 
     /// As [`BlobStore::put`], telling when the body is on its way: from then on the caller's processor time is the caller's own. A store
     /// that cannot tell says so at once. Repeated requests tell once.
@@ -207,10 +209,7 @@ pub trait BlobStore: Debug + Send + Sync + 'static {
         checksum: Crc32c,
         attributes: &Attributes,
         sent: &Sent,
-    ) -> Result<Stored, CreateError> {
-        sent.tell();
-        self.put(key, body, checksum, attributes).await
-    }
+    ) -> Result<Stored, CreateError>;
 
     /// Starts an upload in parts.
     ///

@@ -241,3 +241,29 @@ async fn certificates_that_cannot_be_used_are_said() {
         assert!(error.kind == StoreErrorKind::Invalid && error.to_string().contains(why), "{error}");
     }
 }
+
+/// On S3 listing objects, asking whether versions are kept, and listing versions are three permissions.
+#[tokio::test]
+async fn a_bucket_whose_versions_may_not_be_listed_is_listed_without() {
+    let enabled =
+        || answer("200 OK", "", "<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>");
+    let denied = || error("403 Forbidden", "AccessDenied");
+    let plain = || {
+        let object = "<Contents><Key>a/b</Key><Size>3</Size></Contents>";
+        answer("200 OK", "", &format!("<ListBucketResult><IsTruncated>false</IsTruncated>{object}</ListBucketResult>"))
+    };
+    for (answers, requests) in [(vec![enabled(), denied(), plain(), plain()], 4), (vec![denied(), plain(), plain()], 3)]
+    {
+        let server = Server::start(answers).await;
+        let store = store_of(&server).await;
+        for _ in 0..2 {
+            let listed = store.list_blobs("a/", None, 10).await.unwrap();
+            let [object] = &listed[..] else { panic!("{listed:?}") };
+            assert_eq!((object.key.as_str(), object.size, &object.version), ("a/b", 3, &None));
+        }
+        assert_eq!(server.requests(), requests, "who may not is not asked again");
+    }
+    let server = Server::start([enabled(), error("404 Not Found", "NoSuchBucket")]).await;
+    let failed = store_of(&server).await.list_blobs("a/", None, 10).await.unwrap_err();
+    assert_eq!(failed.kind, StoreErrorKind::NoSuchStore, "anything else is an error");
+}

@@ -384,7 +384,7 @@ impl<'a> Draft<'a> {
         let mut wanted = Vec::new();
         for topic in self.scratch.topics.values().filter(|topic| !topic.deleted) {
             for unserved in topic.unserved() {
-                let mut left = vec![unserved.range];
+                let mut left = vec![unserved];
                 let planned = topic.planned.iter().filter_map(|(number, plan)| Some((topic.open.get(number)?, plan)));
                 for (open, plan) in planned {
                     for next in plan.iter().filter(|next| next.range.overlaps(open.range)) {

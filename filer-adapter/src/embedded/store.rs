@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     Attributes, BlobStore, ByteStream, CreateError, Created, Filer, Found, GetOptions, Listed, MultipartUpload,
-    ObjectMeta, Runtime, StoreError, StoreErrorKind, Stored, TokioRuntime, store::NOTE,
+    ObjectMeta, Runtime, Sent, StoreError, StoreErrorKind, Stored, TokioRuntime, store::NOTE,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -412,13 +412,15 @@ impl BlobStore for FileStore {
         format!("s3://{}/{key}", self.inner.bucket)
     }
 
-    async fn put(
+    async fn put_telling(
         &self,
         key: &Key,
         body: Vec<Bytes>,
         checksum: Crc32c,
         attributes: &Attributes,
+        sent: &Sent,
     ) -> Result<Stored, CreateError> {
+        sent.tell();
         match self.publish("put", key, body, Some(checksum), attributes.into(), Condition::Always).await? {
             Outcome::Published(properties) => {
                 Ok(Stored { key: key.clone(), size: properties.size, etag: Some(properties.etag) })

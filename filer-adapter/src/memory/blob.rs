@@ -2,7 +2,7 @@
 
 use super::{MemoryStore, Objects, Operation, slice};
 use crate::{
-    Attributes, BlobStore, CreateError, Found, GetOptions, Listed, MultipartUpload, ObjectMeta, Part, StoreError,
+    Attributes, BlobStore, CreateError, Found, GetOptions, Listed, MultipartUpload, ObjectMeta, Part, Sent, StoreError,
     StoreErrorKind, Stored,
 };
 use async_trait::async_trait;
@@ -79,13 +79,15 @@ impl BlobStore for MemoryStore {
         format!("memory://{}/{key}", self.name)
     }
 
-    async fn put(
+    async fn put_telling(
         &self,
         key: &Key,
         body: Vec<Bytes>,
         checksum: Crc32c,
         attributes: &Attributes,
+        sent: &Sent,
     ) -> Result<Stored, CreateError> {
+        sent.tell();
         let body = self.verified(Operation::Put, key, body, checksum).map_err(CreateError::DidNotHappen)?;
         let size = body.len() as u64;
         let (_, object) = self.write(Operation::Put, key, body, attributes.clone(), false).await?;

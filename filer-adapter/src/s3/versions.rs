@@ -2,25 +2,44 @@
 //! readable when its key is overwritten.
 //!
 //! Only a bucket whose versioning is enabled names versions that last: with versioning suspended the version `null` is overwritten. A store that
-//! does not say, or whose credentials may not ask, is listed without.
+//! does not say, or whose credentials may not ask or may not list versions (on S3 those are permissions of their own, `s3:GetBucketVersioning` and
+//! `s3:ListBucketVersions`), is listed without.
 
 use super::{Listed, PAGE, S3Store, bare_etag};
-use crate::StoreError;
+use crate::{StoreError, StoreErrorKind};
 use aws_sdk_s3::types::BucketVersioningStatus;
 use refstream_types::Key;
-use std::sync::{Arc, OnceLock};
+use std::sync::{
+    Arc, OnceLock,
+    atomic::{AtomicBool, Ordering},
+};
 
 /// The version of objects of a bucket that kept none when they were written.
 const UNVERSIONED: &str = "null";
 
-/// Whether the bucket keeps versions; asked for once.
+/// Whether the bucket keeps versions, and they may be listed; asked for once.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Versioned(Arc<OnceLock<bool>>);
+pub(super) struct Versioned(Arc<Known>);
+
+#[derive(Debug, Default)]
+struct Known {
+    kept: OnceLock<bool>,
+    denied: AtomicBool,
+}
+
+impl Versioned {
+    fn is_denied(&self) -> bool {
+        self.0.denied.load(Ordering::Relaxed)
+    }
+    fn deny(&self) {
+        self.0.denied.store(true, Ordering::Relaxed);
+    }
+}
 
 impl S3Store {
     /// Whether the bucket keeps versions.
     pub(super) async fn is_versioned(&self) -> bool {
-        if let Some(known) = self.shared.versioned.0.get() {
+        if let Some(known) = self.shared.versioned.0.kept.get() {
             return *known;
         }
         if self.shared.grants.is_some() {
@@ -37,7 +56,7 @@ impl S3Store {
         };
         // SeaweedFS lists versions folder by folder, not in the order of keys.
         let kept = kept && self.shared.order.is_tree() != Some(true);
-        *self.shared.versioned.0.get_or_init(|| kept)
+        *self.shared.versioned.0.kept.get_or_init(|| kept)
     }
 
     /// Whether a store that does not say if the bucket keeps versions has named one that lasts.
@@ -48,13 +67,17 @@ impl S3Store {
         first.is_some_and(|version| version != UNVERSIONED)
     }
 
-    /// The newest version of each object in the order of keys; objects that were deleted have none.
+    /// The newest version of each object in the order of keys; objects that were deleted have none. `None` where the credentials may not list
+    /// versions; from then on they are not asked for any more.
     pub(super) async fn list_newest(
         &self,
         prefix: &str,
         first: Option<&Key>,
         limit: usize,
-    ) -> Result<Vec<Listed>, StoreError> {
+    ) -> Result<Option<Vec<Listed>>, StoreError> {
+        if self.shared.versioned.is_denied() {
+            return Ok(None);
+        }
         let mut found: Vec<Listed> = Vec::new();
         let (mut key_marker, mut version_marker) = (first.map(|key| key.as_str().to_owned()), None::<String>);
         while found.len() < limit {
@@ -71,7 +94,14 @@ impl S3Store {
                     .send();
                 self.shared.send("list", None, 0, request).await
             };
-            let answer = self.shared.retried(list).await.map_err(|failed| failed.error)?;
+            let answer = match self.shared.retried(list).await {
+                Ok(answer) => answer,
+                Err(failed) if failed.error.kind == StoreErrorKind::AccessDenied => {
+                    self.shared.versioned.deny();
+                    return Ok(None);
+                }
+                Err(failed) => return Err(failed.error),
+            };
             for version in answer.versions().iter().filter(|version| version.is_latest() == Some(true)) {
                 // Objects that others put beside ours may have names that no key of ours has.
                 let Some(key) = version.key().and_then(|key| key.parse::<Key>().ok()) else { continue };
@@ -87,6 +117,6 @@ impl S3Store {
             }
             (key_marker, version_marker) = (next, answer.next_version_id_marker().map(str::to_owned));
         }
-        Ok(found)
+        Ok(Some(found))
     }
 }

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream};
 use refstream_filer_adapter::{
     Attributes, BlobStore, CreateError, Created, Filer, Found, GetOptions, Listed, MultipartUpload, ObjectMeta, Part,
-    Runtime, StoreError, StoreErrorKind, Stored,
+    Runtime, Sent, StoreError, StoreErrorKind, Stored,
 };
 use refstream_format::{
     batch::{BatchBuilder, EncodedBatch},
@@ -183,7 +183,15 @@ impl BlobStore for MapStore {
     fn uri(&self, key: &Key) -> String {
         format!("s3://bucket/{key}")
     }
-    async fn put(&self, key: &Key, body: Vec<Bytes>, checksum: Crc32c, _: &Attributes) -> Result<Stored, CreateError> {
+    async fn put_telling(
+        &self,
+        key: &Key,
+        body: Vec<Bytes>,
+        checksum: Crc32c,
+        _: &Attributes,
+        sent: &Sent,
+    ) -> Result<Stored, CreateError> {
+        sent.tell();
         self.pause().await;
         let bytes = Bytes::from(body.concat());
         assert_eq!(crc32c(&bytes), checksum);

@@ -73,16 +73,6 @@ impl BlobStore for LazyS3 {
     fn uri(&self, key: &Key) -> String {
         format!("{}{key}", self.uri_prefix)
     }
-    async fn put(
-        &self,
-        key: &Key,
-        body: Vec<Bytes>,
-        checksum: Crc32c,
-        attributes: &Attributes,
-    ) -> Result<Stored, CreateError> {
-        let store = self.opened().await.map_err(CreateError::DidNotHappen)?;
-        store.put(key, body, checksum, attributes).await
-    }
     async fn put_telling(
         &self,
         key: &Key,

@@ -27,7 +27,6 @@ mod codec;
 mod queries;
 
 pub use codec::{MAX_COMMANDS, MAX_ENDPOINT_BYTES};
-pub use queries::Unserved;
 
 use refstream_types::{
     Epoch, LeaderTerm, Offset, PartitionRange, SegmentId, SegmentNumber, Slot, Timestamp, Token, TopicConfig, TopicId,

@@ -149,6 +149,12 @@ impl PartitionRange {
     pub fn overlaps(self, other: Self) -> bool {
         self.lo < other.hi && other.lo < self.hi
     }
+    /// What is left of it without the partitions of `taken`, ascending: none, one or two ranges.
+    pub fn without(self, taken: Self) -> impl Iterator<Item = Self> {
+        let below = Self::new(self.lo, self.hi.min(taken.lo));
+        let above = Self::new(self.lo.max(taken.hi), self.hi);
+        below.into_iter().chain(above)
+    }
     /// The partitions, ascending.
     pub fn iter(self) -> impl ExactSizeIterator<Item = PartitionId> + DoubleEndedIterator {
         (self.lo.0..self.hi.0).map(PartitionId)
@@ -174,4 +180,25 @@ pub struct ProducerStamp {
     pub epoch: ProducerEpoch,
     /// The sequence of the batch's first record, in the batch's partition.
     pub first: Sequence,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_without_another_is_what_the_other_does_not_have() {
+        let ranges = || {
+            let ends = (0..6).flat_map(|lo| (0..6).map(move |hi| (PartitionId(lo), PartitionId(hi))));
+            ends.filter_map(|(lo, hi)| PartitionRange::new(lo, hi))
+        };
+        for range in ranges() {
+            for taken in ranges() {
+                let left: Vec<_> = range.without(taken).flat_map(PartitionRange::iter).collect();
+                let expected: Vec<_> = range.iter().filter(|partition| !taken.contains(*partition)).collect();
+                assert_eq!(left, expected, "{range} without {taken}");
+                assert!(range.without(taken).count() <= 2);
+            }
+        }
+    }
 }

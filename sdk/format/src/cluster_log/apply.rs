@@ -319,13 +319,6 @@ pub(super) fn fits_end(segment: &SealedSegment) -> Result<(), Refusal> {
     })
 }
 
-/// `ranges` without `taken`.
-fn without(ranges: &[PartitionRange], taken: PartitionRange) -> Vec<PartitionRange> {
-    let below = |r: &PartitionRange| PartitionRange::new(r.lo(), r.hi().min(taken.lo()));
-    let above = |r: &PartitionRange| PartitionRange::new(r.lo().max(taken.hi()), r.hi());
-    ranges.iter().flat_map(|r| [below(r), above(r)]).flatten().collect()
-}
-
 impl TopicState {
     fn open(&mut self, segment: &OpenSegment) -> Result<(), Refusal> {
         let OpenSegment { id, range, start_offsets, predecessors, .. } = segment;
@@ -424,7 +417,7 @@ impl TopicState {
     /// The producers' state of `range` is elsewhere now.
     fn release_tails(&mut self, range: PartitionRange) {
         self.tails.retain(|_, tail| {
-            tail.uncovered = without(&tail.uncovered, range);
+            tail.uncovered = tail.uncovered.iter().flat_map(|left| left.without(range)).collect();
             !tail.uncovered.is_empty()
         });
     }

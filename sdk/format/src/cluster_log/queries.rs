@@ -4,17 +4,6 @@ use super::{ClusterState, OpenSegment, SealedBy, SealedSegment, TopicState};
 use refstream_types::{Epoch, Offset, PartitionId, PartitionRange, SegmentId, SegmentNumber, Slot, TopicName};
 use std::collections::BTreeMap;
 
-/// Adjoining partitions of a topic without an open segment, and what a segment over them starts with.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unserved {
-    /// The partitions.
-    pub range: PartitionRange,
-    /// Where each of them goes on.
-    pub start_offsets: Vec<Offset>,
-    /// The tails that hold their producers' state, ascending.
-    pub predecessors: Vec<SegmentNumber>,
-}
-
 impl TopicState {
     /// The partitions of the topic.
     pub fn partitions(&self) -> u32 {
@@ -45,7 +34,7 @@ impl TopicState {
         })
     }
     /// The partitions without an open segment, as maximal ranges, ascending. Empty for a deleted topic.
-    pub fn unserved(&self) -> Vec<Unserved> {
+    pub fn unserved(&self) -> Vec<PartitionRange> {
         if self.deleted {
             return Vec::new();
         }
@@ -55,12 +44,7 @@ impl TopicState {
         let mut from = PartitionId(0);
         let mut unserved = Vec::new();
         for (lo, hi) in served {
-            if let Some(range) = PartitionRange::new(from, lo)
-                && let Some(starts) = self.starts(range)
-            {
-                let (start_offsets, predecessors) = (starts.to_vec(), self.predecessors(range));
-                unserved.push(Unserved { range, start_offsets, predecessors });
-            }
+            unserved.extend(PartitionRange::new(from, lo));
             from = from.max(hi);
         }
         unserved

@@ -183,12 +183,12 @@ fn segments_form_chains() {
     log.accept([Command::SegmentClosed { segment: segment(1) }]);
     assert_eq!(log.refuse([Command::SegmentClosed { segment: segment(1) }]), "only-sealed-segments-close");
     let unserved = log.topic().unserved();
-    assert_eq!(unserved.len(), 1);
-    assert_eq!(unserved[0].start_offsets, [1, 2, 3, 4].map(Offset));
-    assert_eq!(unserved[0].predecessors, [SegmentNumber(1)]);
+    assert_eq!(unserved, [range(0, 4)]);
+    let successor = log.topic().successor(unserved[0], Epoch(4)).unwrap();
+    assert_eq!(successor.start_offsets, [1, 2, 3, 4].map(Offset));
+    assert_eq!(successor.predecessors, [SegmentNumber(1)]);
     log.accept([log.open(1, 3, 2)]);
-    let ranges: Vec<_> = log.topic().unserved().into_iter().map(|u| u.range).collect();
-    assert_eq!(ranges, [range(0, 1), range(3, 4)]);
+    assert_eq!(log.topic().unserved(), [range(0, 1), range(3, 4)]);
     assert_eq!(log.topic().open_segment(PartitionId(2)).unwrap().start_offsets, [Offset(2), Offset(3)]);
     assert!(log.topic().open_segment(PartitionId(3)).is_none());
     assert_eq!(log.state.owned_by(Epoch(2)).count(), 1);
