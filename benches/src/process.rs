@@ -235,6 +235,7 @@ pub(crate) async fn serve(folder: &Path, master: Option<String>) -> Outcome<()> 
         listen: any,
         http: any,
         advertise: None,
+        former: None,
         core: refstream_core::Settings::default(),
         filer: store,
         layout,

@@ -9,7 +9,7 @@ use crate::{
 };
 use refstream::{
     stores::{BlobStore, Runtime, TokioRuntime},
-    types::{Layout, StoreName},
+    types::{Epoch, Layout, StoreName},
 };
 use refstream_core::StopReason;
 use refstream_journal::Metadata;
@@ -126,7 +126,7 @@ pub(crate) async fn start(settings: &Settings, token: Option<String>) -> Result<
     let stores = Stores::open(settings).await?;
     let settings = settings.clone();
     let deployment = Deployment { settings, tokens, peer_token: token.map(PeerToken), stores, metadata, default };
-    let server = broker(&deployment).await?;
+    let server = broker(&deployment, None).await?;
     Ok(Running { server, deployment })
 }
 
@@ -139,7 +139,8 @@ fn authorities(settings: &Settings) -> Result<Option<Vec<u8>>, Failure> {
     settings.ca_file.as_ref().map(read).transpose()
 }
 
-async fn broker(deployment: &Deployment) -> Result<Server, Failure> {
+/// `former`: the epoch of the broker that this process was before.
+async fn broker(deployment: &Deployment, former: Option<Epoch>) -> Result<Server, Failure> {
     let Deployment { settings, tokens, peer_token, stores, metadata, default } = deployment;
     let metadata_store = metadata.clone();
     let access = Access {
@@ -170,6 +171,7 @@ async fn broker(deployment: &Deployment) -> Result<Server, Failure> {
         listen: settings.listen,
         http: settings.http,
         advertise: Some(settings.advertise.clone()).filter(|a| !a.is_empty()),
+        former,
         core: settings.core(local),
         filer,
         layout,
@@ -203,22 +205,36 @@ pub(crate) async fn asked_to_stop() {
 /// Serves until asked to stop, or until `until`, then drains. A broker that was presumed dead and fenced, since the process or its store stood still for too long,
 /// joins anew; one that stops for another reason is a failure.
 pub(crate) async fn serve(running: Running, until: impl Future<Output = ()>) -> Result<(), Failure> {
-    tokio::pin!(until);
     let Running { mut server, mut deployment } = running;
     // Where clients and the other brokers know it.
     (deployment.settings.broker.listen, deployment.settings.broker.http) = addresses(&server);
-    let result = loop {
+    // One wish for all the time: what is asked while the broker joins anew counts too.
+    let stop_asked = async {
         tokio::select! {
-            () = asked_to_stop() => break stop(server).await,
-            () = &mut until => break stop(server).await,
+            () = asked_to_stop() => {}
+            () = until => {}
+        }
+    };
+    tokio::pin!(stop_asked);
+    let mut former = None;
+    let result = loop {
+        let reason = tokio::select! {
+            () = &mut stop_asked => break stop(server).await,
             () = server.asked_to_drain() => break stop(server).await,
-            reason = server.stopped() => match reason {
-                StopReason::Fenced { .. } | StopReason::Superseded(_) | StopReason::Outrun(_) => {
-                    output::notice(format_args!("refstream: {reason}; joining anew"));
-                    drop(server);
-                    server = again(&deployment).await?;
-                }
-                reason => break Err(Failure::failed(format!("the broker stopped: {reason}"))),
+            reason = server.stopped() => reason,
+        };
+        if !joins_anew(&reason) {
+            break Err(Failure::failed(format!("the broker stopped: {reason}")));
+        }
+        output::notice(format_args!("refstream: {reason}; joining anew"));
+        former = server.epoch().or(former);
+        drop(server);
+        tokio::select! {
+            // It has nothing now, neither open nor to be recovered.
+            () = &mut stop_asked => break Ok(()),
+            started = again(&deployment, former) => match started {
+                Ok(started) => server = started,
+                Err(failure) => break Err(failure),
             },
         }
     };
@@ -228,12 +244,24 @@ pub(crate) async fn serve(running: Running, until: impl Future<Output = ()>) -> 
     result
 }
 
+/// Whether a broker that ended so may begin again: it was given up by others, who may have been wrong.
+fn joins_anew(reason: &StopReason) -> bool {
+    match reason {
+        StopReason::Fenced { .. } | StopReason::Superseded(_) | StopReason::Outrun(_) => true,
+        StopReason::Drained
+        | StopReason::AddressTaken { .. }
+        | StopReason::NotBegun
+        | StopReason::Damaged(_)
+        | StopReason::Cut(_) => false,
+    }
+}
+
 /// Starts a broker again. Its ports are free once the tasks of the one before have ended.
-async fn again(deployment: &Deployment) -> Result<Server, Failure> {
+async fn again(deployment: &Deployment, former: Option<Epoch>) -> Result<Server, Failure> {
     let runtime = TokioRuntime::new();
     let began = runtime.now();
     loop {
-        match broker(deployment).await {
+        match broker(deployment, former).await {
             Ok(server) => return Ok(server),
             Err(failure) if runtime.now().saturating_sub(began) >= PATIENCE => return Err(failure),
             Err(_) => runtime.sleep(AGAIN).await,
@@ -247,7 +275,7 @@ async fn stop(server: Server) -> Result<(), Failure> {
     ));
     tokio::select! {
         reason = server.drain() => match reason {
-            StopReason::Drained => Ok(()),
+            StopReason::Drained | StopReason::NotBegun => Ok(()),
             other => Err(Failure::failed(format!("the broker stopped: {other}"))),
         },
         () = asked_to_stop() => Err(Failure::interrupted()),

@@ -130,8 +130,6 @@ impl Broker {
 
     /// How it is.
     pub fn status(&self, now: Now) -> Status {
-        let damage = self.leading.damage().map(|why| (now.monotonic, why.to_owned()));
-        let stuck = damage.or_else(|| self.operations.oldest().filter(|(since, _)| *since <= now.monotonic));
         Status {
             phase: match &self.life {
                 Life::Starting(startup) => Phase::Starting(self.describe(startup)),
@@ -146,7 +144,8 @@ impl Broker {
             brokers: self.cluster.state.live_epochs().count(),
             slots_in_flight: self.journal.as_ref().map_or(0, JournalWriter::in_flight),
             pending_bytes: self.pending_bytes,
-            stuck,
+            stuck: self.operations.oldest().filter(|(since, _)| *since <= now.monotonic),
+            damaged: self.leading.damaged(),
         }
     }
 
@@ -248,7 +247,13 @@ impl Broker {
     }
 
     fn wake_up(&mut self, turn: &mut Turn<'_>) {
-        let wishes = [self.operations.next_retry(), self.placement_due(), self.upkeep_due(), self.members_due()];
+        let wishes = [
+            self.operations.next_retry(),
+            self.placement_due(),
+            self.upkeep_due(),
+            self.members_due(),
+            self.leading.due(),
+        ];
         let Some(at) = wishes.into_iter().flatten().min() else { return };
         if self.wake != Some(at) || at <= turn.now.monotonic {
             self.wake = Some(at);
@@ -383,7 +388,10 @@ impl Broker {
                     self.leading.told(*epoch);
                     self.leading.must_assign();
                 }
-                Command::EpochJoined { .. } => self.note_replaced(),
+                Command::EpochJoined { .. } => {
+                    self.check_address()?;
+                    self.note_replaced();
+                }
                 Command::EpochLeaving { .. }
                 | Command::CreateTopic { .. }
                 | Command::AlterTopic { .. }

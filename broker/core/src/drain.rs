@@ -30,7 +30,8 @@ impl Broker {
                 self.cluster.want(Intent::Leaving);
             }
             Life::Starting(_) | Life::Stopped => {
-                let error = OperationError::Unavailable("it is starting: nothing is open here, it may just be stopped");
+                let error =
+                    OperationError::Unavailable("it is starting: it has taken no records, and may just be stopped");
                 turn.emit(Effect::Reply { ticket, reply: Reply::Drained(Err(error)) });
             }
         }

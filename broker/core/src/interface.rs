@@ -10,7 +10,7 @@ use refstream_types::{
     AckMode, Chain, Epoch, Offset, PartitionId, ProducerEpoch, ProducerId, SegmentId, SegmentNumber, Sequence, Slot,
     Timestamp, TopicConfig, TopicId, TopicName, Version,
 };
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use thiserror::Error;
 
 /// The time, as the shell sees it.
@@ -34,7 +34,11 @@ pub struct OpId(pub u64);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// Where clients reach it, for example `http://127.0.0.1:7400`.
+    ///
+    /// Each broker of a cluster has one of its own: whoever joins with it later has replaced this one.
     pub endpoint: String,
+    /// The last epoch of an earlier broker in this process, if there was one.
+    pub former: Option<Epoch>,
     /// Name and version of the software.
     pub software: String,
     /// Random; different for every process that ever runs. Tokens are drawn from it.
@@ -422,6 +426,21 @@ pub enum StopReason {
     /// It was presumed dead, and its journal recovered.
     #[error("presumed dead and recovered by another broker; epoch {0} leads")]
     Superseded(Epoch),
+    /// Another broker joined later with this one's own address, which this process had all the time: two brokers have one address, and each
+    /// would take the other for its own dead predecessor, for ever.
+    #[error(
+        "the broker of epoch {by} joined with this broker's own address, {endpoint}: each broker of a cluster needs an address at which the others \
+         and clients reach it and no other; set broker.advertise of both, to different addresses, and to none of a load balancer"
+    )]
+    AddressTaken {
+        /// The other broker.
+        by: Epoch,
+        /// The address.
+        endpoint: String,
+    },
+    /// It was asked to drain while it was starting: it has taken no records. What it may have been given, another broker takes over.
+    #[error("stopped before it served: it has taken no records")]
+    NotBegun,
     /// It slept for so long that the cluster log has gone on by more than it keeps.
     #[error("entry {0} of the cluster log, the last one that it knows, is not kept any more: it slept for too long")]
     Outrun(Version),
@@ -467,4 +486,7 @@ pub struct Status {
     pub pending_bytes: usize,
     /// Since when the oldest operation is unanswered or failing, and what the store said last.
     pub stuck: Option<(Duration, String)>,
+    /// Journals of dead brokers that it cannot recover, since what is stored contradicts itself, and what is wrong; tried again now and
+    /// then. Known to the leader only.
+    pub damaged: BTreeMap<Epoch, String>,
 }

@@ -12,6 +12,11 @@
 //! A crash, or another leader, at any step: the next leader does the same. Two leaders at once come to the same end of the journal, and
 //! each segment ends once, since who loses a number of the log decides again.
 //!
+//! # Damage
+//!
+//! A dead journal that cannot be recovered, since an object of it is lost or is not what was written, is told to people and tried again
+//! after a pause: the object may have been put back. What others serve goes on meanwhile, without the dead broker's partitions.
+//!
 //! # Evening out
 //!
 //! A leader never ends a living broker's segment: it asks, by a plan in the log, and the owner ends it (invariant *a-leader-asks*).
@@ -41,6 +46,16 @@ use std::{
 const MOST_MOVES: u32 = 20;
 /// Segments whose owners are asked to hand them over at a time.
 const MOST_PLANS: usize = 32;
+/// A journal that seemed damaged is tried again after this pause: somebody may have put right what was wrong.
+const DAMAGED_PAUSE: Duration = Duration::from_secs(30);
+
+/// A journal that could not be recovered.
+#[derive(Debug)]
+struct Damage {
+    why: String,
+    /// When it was tried last.
+    tried: Duration,
+}
 
 /// A leader at work.
 #[derive(Debug, Default)]
@@ -55,8 +70,8 @@ pub(crate) struct Leading {
     ended: Option<(Duration, Box<Recovered>)>,
     /// Epochs whose end is on its way to the log.
     telling: BTreeSet<Epoch>,
-    /// Epochs that cannot be recovered, and why.
-    damaged: BTreeMap<Epoch, String>,
+    /// Epochs that cannot be recovered now.
+    damaged: BTreeMap<Epoch, Damage>,
     /// Something may have no owner.
     assign: bool,
     assigning: bool,
@@ -96,9 +111,15 @@ impl Leading {
         self.telling.remove(&epoch);
     }
 
-    /// What cannot be recovered.
-    pub(crate) fn damage(&self) -> Option<&str> {
-        self.damaged.values().next().map(String::as_str)
+    /// Epochs that cannot be recovered now, and why.
+    pub(crate) fn damaged(&self) -> BTreeMap<Epoch, String> {
+        self.damaged.iter().map(|(epoch, damage)| (*epoch, damage.why.clone())).collect()
+    }
+
+    /// When a damaged journal is tried again.
+    pub(crate) fn due(&self) -> Option<Duration> {
+        let tried = self.damaged.values().map(|damage| damage.tried + DAMAGED_PAUSE).min();
+        tried.filter(|_| self.recovery.is_none() && !self.waits_for_log())
     }
 
     /// What a start is busy with.
@@ -125,16 +146,20 @@ impl Broker {
             self.leading.has_moved = false;
             self.leading.suspicion = None;
             self.leading.ended = None;
+            self.leading.damaged.clear();
             return;
         }
+        // What is recovered by whomever, or lives after all, is not.
+        let absent = &self.members.absent;
+        self.leading.damaged.retain(|epoch, _| absent.contains(epoch));
         if self.leading.recovery.is_none() && !self.leading.waits_for_log() {
-            let state = &self.cluster.state;
-            let next = state.live_epochs().find(|epoch| {
-                *epoch != mine
-                    && self.members.absent.contains(epoch)
-                    && !self.leading.telling.contains(epoch)
-                    && !self.leading.damaged.contains_key(epoch)
+            let (leading, now) = (&self.leading, turn.now.monotonic);
+            let due =
+                |epoch: &Epoch| leading.damaged.get(epoch).is_none_or(|damage| now >= damage.tried + DAMAGED_PAUSE);
+            let dead = self.cluster.state.live_epochs().filter(|epoch| {
+                *epoch != mine && absent.contains(epoch) && !leading.telling.contains(epoch) && due(epoch)
             });
+            let next = dead.min_by_key(|epoch| (leading.damaged.contains_key(epoch), *epoch));
             if let Some(epoch) = next {
                 self.leading.moves = 0;
                 self.recover(turn, epoch, mine);
@@ -228,14 +253,18 @@ impl Broker {
                 return Err(StopReason::Damaged(why));
             }
             // What others serve goes on.
-            self.leading.damaged.insert(epoch, why);
+            self.leading.damaged.insert(epoch, Damage { why, tried: turn.now.monotonic });
         }
         Ok(())
     }
 
     /// Asks the owners of many segments to hand some over to those that have few.
     pub(crate) fn even_out(&mut self) {
-        if !self.leads() || !self.leading.is_idle() || !self.cluster.is_idle() || !self.members.absent.is_empty() {
+        if !self.leads() || !self.leading.is_idle() || !self.cluster.is_idle() {
+            return;
+        }
+        // First the dead are recovered, as far as they can be.
+        if self.members.absent.iter().any(|epoch| !self.leading.damaged.contains_key(epoch)) {
             return;
         }
         let state = Arc::clone(&self.cluster.state);

@@ -12,7 +12,10 @@
 //!   observer's monotonic clock counts, and not the time in which its own writes were slow: a store that is out of reach must not look
 //!   like the death of everybody else. At most one broker per D is presumed dead for its silence (invariant *nobody-fences-the-world*).
 //! - *Gone*: the shell saw its connection end and the next one refused ([`Input::PeerGone`](crate::Input)).
-//! - *Replaced*: an older epoch at our own endpoint. We hold the port, so that process is gone.
+//! - *Replaced*: an older epoch at our own endpoint. Endpoints are unique, and we hold the port: that process is gone.
+//!
+//! If endpoints are not unique (NAT, a load balancer, loopback addresses of two machines), two brokers would so fence each other for ever,
+//! each joining anew. So a broker that finds a newer epoch at its own endpoint stops for good, and says why (invariant *one-address-each*).
 //!
 //! A wrong guess costs time, never records: who is presumed dead is fenced before anything is concluded, see `recovery`.
 //!
@@ -140,6 +143,17 @@ impl Broker {
             **epoch < mine && other.fence.is_none() && other.endpoint == self.identity.endpoint
         });
         self.members.absent.extend(replaced.map(|(epoch, _)| *epoch));
+    }
+
+    /// Whether a broker at our own endpoint joined after this process had.
+    pub(crate) fn check_address(&self) -> Result<(), StopReason> {
+        let Some(mine) = self.epoch else { return Ok(()) };
+        let since = self.identity.former.unwrap_or(mine);
+        let mut later = self.cluster.state.epochs.range(since.next()..).filter(|(epoch, _)| **epoch != mine);
+        match later.find(|(_, other)| other.fence.is_none() && other.endpoint == self.identity.endpoint) {
+            Some((by, other)) => Err(StopReason::AddressTaken { by: *by, endpoint: other.endpoint.clone() }),
+            None => Ok(()),
+        }
     }
 
     /// The shell saw that nobody listens at a broker's endpoint any more.

@@ -206,6 +206,7 @@ impl Broker {
             // Most likely the end. If not, the commit there finds out.
             startup.step = Step::Joining;
             self.check_alive()?;
+            self.check_address()?;
             self.note_replaced();
             self.state_changed(turn);
             self.cluster.want(Intent::Join { endpoint: self.identity.endpoint.clone() });

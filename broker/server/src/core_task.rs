@@ -18,8 +18,9 @@ use refstream_core::{
 use refstream_filer_adapter::Runtime;
 use refstream_format::cluster_log::ClusterState;
 use refstream_proto::v1::ErrorDetail;
+use refstream_types::Epoch;
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -91,6 +92,11 @@ impl CoreHandle {
         let _ = self.requests.send(Request { input, ticket, reply: None }).await;
     }
 
+    /// Whether the core is over.
+    pub(crate) fn has_stopped(&self) -> bool {
+        self.stopped.borrow().is_some()
+    }
+
     fn stop_detail(&self) -> ErrorDetail {
         match &*self.stopped.borrow() {
             Some(reason) => errors::stopped(reason),
@@ -124,6 +130,7 @@ impl CoreTask {
             slots_in_flight: 0,
             pending_bytes: 0,
             stuck: None,
+            damaged: BTreeMap::new(),
         };
         let (state, state_seen) = watch::channel(Arc::new(ClusterState::default()));
         let (status, status_seen) = watch::channel((starting, self.runtime.now()));
@@ -298,6 +305,7 @@ impl Running {
         metrics.epoch.set(status.epoch.map_or(0, |epoch| epoch.0));
         metrics.leads.set(i64::from(status.leads));
         metrics.brokers.set(i64::try_from(status.brokers).unwrap_or(i64::MAX));
+        metrics.damaged_journals.set(i64::try_from(status.damaged.len()).unwrap_or(i64::MAX));
         if let Some(epoch) = status.epoch {
             self.reader.set_epoch(epoch);
         }
@@ -311,12 +319,26 @@ impl Running {
             if current.phase != status.phase {
                 tracing::info!(phase = ?status.phase, epoch = status.epoch.map(|epoch| epoch.0), "the broker's phase");
             }
+            note_damage(&current.damaged, &status.damaged);
             *at = now.monotonic;
             // Receivers wait for phases only; the rest they look at when they are asked.
             let waking = current.phase != status.phase;
             *current = status;
             waking
         });
+    }
+}
+
+/// One line for each journal that turns out to be damaged, and when it is not any more.
+fn note_damage(before: &BTreeMap<Epoch, String>, now: &BTreeMap<Epoch, String>) {
+    for (epoch, why) in now.iter().filter(|(epoch, _)| !before.contains_key(epoch)) {
+        tracing::error!(
+            %epoch, why,
+            "the journal of a dead broker cannot be recovered: nobody serves its partitions until what is wrong is put right; trying again now and then"
+        );
+    }
+    for epoch in before.keys().filter(|epoch| !now.contains_key(epoch)) {
+        tracing::info!(%epoch, "the journal that seemed damaged is recovered, or another broker sees to it");
     }
 }
 

@@ -1,6 +1,7 @@
 //! HTTP: health and metrics.
 //!
-//! `/livez` answers as long as the process does. `/readyz` answers 200 when the broker serves, 503 with the reasons otherwise.
+//! `/livez` answers as long as the process does. `/readyz` answers 200 when the broker serves, 503 with the reasons otherwise. What is wrong
+//! elsewhere, such as the damaged journal of a dead broker, is among its warnings and does not take this broker from who is served by it.
 
 use crate::node::{Node, SOFTWARE};
 use axum::{
@@ -33,6 +34,7 @@ struct Readiness {
     phase: &'static str,
     epoch: Option<u64>,
     reasons: Vec<String>,
+    warnings: Vec<String>,
 }
 
 fn readiness(node: &Node) -> Readiness {
@@ -69,7 +71,13 @@ fn readiness(node: &Node) -> Readiness {
         }
         phase
     };
-    Readiness { ready: reasons.is_empty(), phase, epoch: status.epoch.map(|epoch| epoch.0), reasons }
+    let warnings = status.damaged.iter().map(|(epoch, why)| {
+        format!(
+            "the journal of epoch {epoch}, a dead broker, cannot be recovered, and nobody serves its partitions: {why}"
+        )
+    });
+    let warnings = warnings.collect();
+    Readiness { ready: reasons.is_empty(), phase, epoch: status.epoch.map(|epoch| epoch.0), reasons, warnings }
 }
 
 async fn livez() -> &'static str {
@@ -99,7 +107,7 @@ async fn index(State(node): State<Arc<Node>>) -> String {
     if let Some(epoch) = readiness.epoch {
         let _ = writeln!(page, "epoch   {epoch}");
     }
-    for reason in &readiness.reasons {
+    for reason in readiness.reasons.iter().chain(&readiness.warnings) {
         let _ = writeln!(page, "        {reason}");
     }
     let topics = node.core.state.borrow().topics.values().filter(|topic| !topic.deleted).count();

@@ -8,7 +8,7 @@ use refstream_format::{
     cluster_log::{SealedSegment, TopicState},
     manifest::Manifest,
 };
-use refstream_types::{Layout, SegmentNumber, StoreName};
+use refstream_types::{Epoch, Layout, SegmentNumber, StoreName};
 use std::{
     collections::BTreeMap,
     fmt::{self, Debug},
@@ -157,6 +157,8 @@ pub struct ServerConfig {
     pub http: SocketAddr,
     /// How clients reach gRPC; `None`: at the address it got.
     pub advertise: Option<String>,
+    /// The last epoch of an earlier broker in this process, if there was one: see [`StopReason::AddressTaken`](refstream_core::StopReason::AddressTaken).
+    pub former: Option<Epoch>,
     /// Settings of the core.
     pub core: Settings,
     /// The metadata's store.

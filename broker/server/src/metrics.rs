@@ -6,6 +6,7 @@
 //! | `refstream_epoch` | gauge | |
 //! | `refstream_leads` | gauge, 1 when it leads the cluster | |
 //! | `refstream_brokers` | gauge, brokers that joined and were not recovered | |
+//! | `refstream_damaged_journals` | gauge, journals of dead brokers that cannot be recovered; at the leader | |
 //! | `refstream_appended_records_total` | counter, records | |
 //! | `refstream_appended_bytes_total` | counter, bytes of encoded batches | |
 //! | `refstream_appended_payload_bytes_total` | counter, payload bytes the records refer to or carry | |
@@ -65,6 +66,7 @@ pub(crate) struct Metrics {
     pub(crate) epoch: Gauge<u64, AtomicU64>,
     pub(crate) leads: Gauge,
     pub(crate) brokers: Gauge,
+    pub(crate) damaged_journals: Gauge,
     pub(crate) appended_records: Counter,
     pub(crate) appended_bytes: Counter,
     pub(crate) appended_payload_bytes: Counter,
@@ -106,6 +108,7 @@ impl Metrics {
             epoch: Gauge::default(),
             leads: Gauge::default(),
             brokers: Gauge::default(),
+            damaged_journals: Gauge::default(),
             appended_records: Counter::default(),
             appended_bytes: Counter::default(),
             appended_payload_bytes: Counter::default(),
@@ -148,6 +151,11 @@ impl Metrics {
         r.register("epoch", "The broker's epoch", self.epoch.clone());
         r.register("leads", "1 when it leads the cluster", self.leads.clone());
         r.register("brokers", "Brokers that joined and were not recovered", self.brokers.clone());
+        r.register(
+            "damaged_journals",
+            "Journals of dead brokers that cannot be recovered; told by the leader",
+            self.damaged_journals.clone(),
+        );
         r.register("appended_records", "Records committed by appends", self.appended_records.clone());
         r.register("appended_bytes", "Bytes of encoded batches committed by appends", self.appended_bytes.clone());
         r.register(

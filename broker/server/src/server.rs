@@ -3,8 +3,9 @@
 //! Start: both addresses are checked and bound, the store is probed (once it can be reached), the core starts; the ports answer while it recovers (reads and
 //! appends with "starting"), so that health checks can tell why it does not serve yet.
 //!
-//! Drain: no new connections; the core refuses new appends, seals, commits and answers what it has; then the streams are ended, with
-//! every response sent; then the ports close. Dropping a [`Server`] instead ends it as a crash would: nothing is sealed, nobody is
+//! Drain: the core refuses new appends, hands over, commits and answers what it has. Meanwhile the ports go on answering: clients are told
+//! where to go on, and to the other brokers a port that refuses is a sign of death. Then no new connections are taken, the streams are ended,
+//! with every response sent, and the ports close. Dropping a [`Server`] instead ends it as a crash would: nothing is sealed, nobody is
 //! answered, and creates under way may still land in the store.
 
 use crate::{
@@ -22,7 +23,7 @@ use crate::{
     rpc::{MAX_CALL_BYTES, Services},
 };
 use futures::stream;
-use refstream_core::{Identity, Input, Phase, StopReason};
+use refstream_core::{Identity, Input, OperationError, Phase, Reply, StopReason};
 use refstream_filer_adapter::{
     Runtime,
     probe::{self, ProbeError},
@@ -32,6 +33,7 @@ use refstream_proto::v1::{
     cluster_server::ClusterServer, grants_server::GrantsServer, peers_server::PeersServer,
     records_server::RecordsServer, segments_server::SegmentsServer, topics_server::TopicsServer,
 };
+use refstream_types::Epoch;
 use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{net::TcpListener, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
@@ -63,7 +65,7 @@ pub struct Server {
     drain_timeout: Duration,
     /// A client wants it to drain.
     drain_asked: CancellationToken,
-    /// No new connections and calls.
+    /// No new connections.
     refusing: CancellationToken,
     /// Streams end.
     closing: CancellationToken,
@@ -185,7 +187,7 @@ impl Server {
         tracing::info!(software = SOFTWARE, %endpoint, http = %http_address, "the broker starts");
         let task = CoreTask {
             settings: config.core,
-            identity: Identity { endpoint, software: SOFTWARE.into(), seed: seed(&*runtime) },
+            identity: Identity { endpoint, former: config.former, software: SOFTWARE.into(), seed: seed(&*runtime) },
             runtime: Arc::clone(&runtime),
             filer: config.filer,
             layout: config.layout.clone(),
@@ -264,6 +266,11 @@ impl Server {
         self.http_address
     }
 
+    /// The epoch that it took, once it has.
+    pub fn epoch(&self) -> Option<Epoch> {
+        self.core.status.borrow().0.epoch
+    }
+
     /// Waits until it serves, or says why it stopped before.
     ///
     /// # Errors
@@ -291,15 +298,19 @@ impl Server {
         self.drain_asked.cancelled().await;
     }
 
-    /// Drains: refuses new appends, seals and commits, answers what is in flight, closes the ports.
+    /// Drains: refuses new appends, seals and commits, answers what is in flight, closes the ports. One that does not serve yet has nothing
+    /// to hand over and ends at once, with [`StopReason::NotBegun`].
     pub async fn drain(mut self) -> StopReason {
         tracing::info!("draining");
-        self.refusing.cancel();
         let deadline = self.runtime.sleep(self.drain_timeout);
         let drained = async {
-            // Whatever the answer: it is over when the core has stopped.
-            let _ = self.core.call(|ticket| Input::Drain { ticket }).await;
-            self.stopped().await
+            match self.core.call(|ticket| Input::Drain { ticket }).await {
+                Ok(Reply::Drained(Err(OperationError::Unavailable(_)))) if !self.core.has_stopped() => {
+                    StopReason::NotBegun
+                }
+                // Whatever the answer: it is over when the core has stopped.
+                _ => self.stopped().await,
+            }
         };
         let reason = tokio::select! {
             reason = drained => reason,
@@ -308,6 +319,7 @@ impl Server {
                 StopReason::Cut("the store did not let it seal and commit in time".into())
             }
         };
+        self.refusing.cancel();
         self.closing.cancel();
         self.over.cancel();
         let (runtime, timeout) = (Arc::clone(&self.runtime), self.drain_timeout);

@@ -48,6 +48,7 @@ fn config(shelf: &Arc<Shelf>) -> ServerConfig {
         listen: LOOPBACK.parse().unwrap(),
         http: LOOPBACK.parse().unwrap(),
         advertise: None,
+        former: None,
         core: Settings { linger: Duration::from_millis(1), ..Settings::default() },
         filer: Arc::<Shelf>::clone(shelf),
         layout: Layout::new("test").unwrap(),

@@ -62,6 +62,12 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
                 "--brokers is for the embedded store; on a store of its own, start each with refstream broker",
             ));
         };
+        if !settings.broker.advertise.is_empty() {
+            return Err(Failure::usage(
+                "broker.advertise is the address of one broker, and --brokers starts several: each needs one of its own; leave it out, or start each with \
+                 refstream broker and its own configuration",
+            ));
+        }
         return several(global, settings, &embedded, arguments.brokers).await;
     }
     let running = deployment::start(&settings, config::token(global)).await?;

@@ -77,6 +77,7 @@ impl Deployment {
             listen,
             http: "127.0.0.1:0".parse().unwrap(),
             advertise: None,
+            former: None,
             core: Settings {
                 linger: Duration::from_millis(1),
                 death_after: Duration::from_millis(200),

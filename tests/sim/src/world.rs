@@ -451,7 +451,8 @@ impl World {
             process,
         };
         let endpoint = endpoint.unwrap_or_else(|| format!("http://process-{process}"));
-        let identity = Identity { endpoint: endpoint.clone(), software: "sim".into(), seed: self.random.random() };
+        let identity =
+            Identity { endpoint: endpoint.clone(), former: None, software: "sim".into(), seed: self.random.random() };
         let wall_offset = self.random.random_range(-3_000_000..3_000_000);
         let wall = Timestamp::from_micros(self.plan.wall + now.as_micros() as i64 + wall_offset);
         let mut effects = Vec::new();

@@ -35,6 +35,8 @@ struct World {
     tickets: u64,
     brokers: u8,
     settings: Settings,
+    endpoint: Option<String>,
+    former: Option<Epoch>,
 }
 
 impl World {
@@ -53,7 +55,12 @@ impl World {
         self.stopped = None;
         self.replies.clear();
         let mut effects = Vec::new();
-        let identity = Identity { endpoint: "http://test".into(), software: "test".into(), seed: [self.brokers; 32] };
+        let identity = Identity {
+            endpoint: self.endpoint.clone().unwrap_or_else(|| "http://test".into()),
+            former: self.former,
+            software: "test".into(),
+            seed: [self.brokers; 32],
+        };
         self.broker = Some(Broker::start(self.settings.clone(), identity, self.time(), &mut effects));
         self.queue.extend(effects);
         self.run();
@@ -424,9 +431,80 @@ fn the_older_of_two_brokers_stops() {
     world.now += Duration::from_secs(120);
     world.input(Input::Tick);
     world.run();
-    assert!(matches!(world.stopped, Some(StopReason::Fenced { .. } | StopReason::Superseded(Epoch(2)))));
+    // Whatever it finds first.
+    let stopped = world.stopped.take();
+    assert!(
+        matches!(stopped, Some(StopReason::Fenced { .. } | StopReason::AddressTaken { by: Epoch(2), .. })),
+        "{stopped:?}"
+    );
     world.broker = new;
     world.wake = wake;
+}
+
+#[test]
+fn two_brokers_with_one_address_do_not_fence_each_other_for_ever() {
+    let taken = |world: &World| match &world.stopped {
+        Some(reason @ StopReason::AddressTaken { .. }) => reason.to_string().contains("broker.advertise"),
+        _ => false,
+    };
+    let mut world = World::new();
+    let first = world.broker.take();
+    world.start();
+    assert_eq!(world.phase(), Phase::Serving);
+    // The first one follows the log, and ends for good.
+    let second = std::mem::replace(&mut world.broker, first);
+    world.now += Duration::from_secs(2);
+    world.input(Input::Tick);
+    world.run();
+    assert!(taken(&world), "{:?}", world.stopped);
+    // Had it found its journal fenced before, it would have joined anew, and found then what is wrong.
+    world.former = Some(Epoch(1));
+    world.start();
+    assert!(taken(&world), "{:?}", world.stopped);
+    assert_eq!(world.state().live_epochs().collect::<Vec<_>>(), [Epoch(2)]);
+    drop(second);
+    // A process that starts at the address of one that is gone replaces it.
+    world.former = None;
+    world.start();
+    assert_eq!((world.phase(), &world.stopped), (Phase::Serving, &None));
+}
+
+#[test]
+fn a_damaged_journal_is_told_and_tried_again() {
+    let mut world = World::new();
+    let topic = world.create("t", 1).id;
+    for offset in 0..9 {
+        at(offset, world.append(topic, 0, batch(1, stamp(9, offset))));
+    }
+    // A second one, which hears of the first.
+    world.broker = None;
+    world.endpoint = Some("http://second".into());
+    world.start();
+    let seen = Input::PeerSeen { epoch: Epoch(1), committed: Slot(99), version: Version(0) };
+    world.input(seen);
+    world.run();
+    assert_eq!(world.phase(), Phase::Serving);
+    let damaged = |world: &World| world.broker.as_ref().unwrap().status(world.time()).damaged;
+    assert!(damaged(&world).is_empty());
+
+    let middle = (Chain::Journal(Epoch(1)), 5);
+    let kept = world.chains.remove(&middle).unwrap();
+    world.input(Input::PeerGone { epoch: Epoch(1) });
+    world.run();
+    world.pass(Duration::from_secs(100));
+    let told = damaged(&world);
+    assert!(told[&Epoch(1)].contains("slot 5"), "{told:?}");
+    assert_eq!((world.phase(), &world.stopped), (Phase::Serving, &None), "what it serves itself goes on");
+    let status = world.broker.as_ref().unwrap().status(world.time());
+    assert_eq!(status.stuck, None, "the store answers");
+    let other = world.create("other", 1).id;
+    at(0, world.append(other, 0, batch(1, None)));
+
+    world.chains.insert(middle, kept);
+    world.pass(Duration::from_secs(31));
+    assert_eq!(damaged(&world), BTreeMap::new());
+    assert!(at(8, world.append(topic, 0, batch(1, stamp(9, 8)))).duplicate);
+    at(9, world.append(topic, 0, batch(1, stamp(9, 9))));
 }
 
 #[test]

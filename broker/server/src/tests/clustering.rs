@@ -1,6 +1,6 @@
 //! Several brokers on one store.
 
-use super::*;
+use super::{living::http_until, *};
 use refstream_proto::v1::cluster_client::ClusterClient;
 
 /// Three brokers on one store, each with a client.
@@ -111,6 +111,60 @@ async fn a_drained_broker_hands_over_and_a_new_one_gets_its_share() {
     assert_eq!(brokers.len(), 2);
     assert_eq!(brokers.iter().filter(|broker| broker.leads).count(), 1);
     assert_eq!(brokers.iter().map(|broker| broker.open_segments).sum::<u64>(), 3);
+}
+
+#[tokio::test]
+async fn a_replacement_that_starts_during_a_drain_does_not_take_it_for_dead() {
+    let shelf: Arc<Shelf> = Arc::default();
+    let first = serve(config(&shelf)).await;
+    let mut client = Client::to(&first).await;
+    let topic = client.create("images", 2).await;
+    client.appender(topic).await.append_one(0, bytes(&["a"])).await;
+    // What it would end with cannot be written yet.
+    shelf.hold.send_replace(Some("journals/00000000000000000001/"));
+    let endpoint = format!("http://{}", first.grpc_address());
+    let drained = tokio::spawn(first.drain());
+    // It serves once it has heard of the first one.
+    let second = serve(config(&shelf)).await;
+    let channel = Channel::from_shared(endpoint).unwrap().connect().await.expect("the first one still listens");
+    let mut late = RecordsClient::new(channel);
+    let detail = error_detail(&late.open_producer(v1::OpenProducerRequest {}).await.unwrap_err());
+    assert!(detail.code() == ErrorCode::Unavailable && detail.retryable && detail.no_side_effects, "{detail:?}");
+    let lookup = late.lookup(v1::LookupRequest { topic: "images".into() }).await.unwrap().into_inner();
+    assert_eq!(lookup.brokers.len(), 2);
+    shelf.hold.send_replace(None);
+    assert_eq!(drained.await.unwrap(), StopReason::Drained);
+    let mut client = Client::to(&second).await;
+    assert_eq!(client.latest(topic).await, [1, 0]);
+    assert_eq!(client.appender(topic).await.append_one(0, bytes(&["b"])).await.base_offset, 1);
+}
+
+#[tokio::test]
+async fn a_damaged_journal_is_told_by_the_leader_until_it_is_put_right() {
+    let shelf: Arc<Shelf> = Arc::default();
+    let leader = serve(config(&shelf)).await;
+    let dead = serve(config(&shelf)).await;
+    let mut client = Client::to(&leader).await;
+    let topic = client.create("images", 2).await;
+    let request = v1::LookupRequest { topic: "images".into() };
+    let assignments = client.records.lookup(request).await.unwrap().into_inner().assignments;
+    let endpoint = format!("http://{}", dead.grpc_address());
+    let partition = assignments.iter().find(|assigned| assigned.endpoint == endpoint).unwrap().lo;
+    let mut appender = Client::to(&dead).await.appender(topic).await;
+    for _ in 0..8 {
+        appender.append_one(partition, bytes(&["a"])).await;
+    }
+    let (healthy, _) = http(&leader, "/readyz").await;
+    assert_eq!(healthy, 200);
+    let lost = "test/journals/00000000000000000002/00000000000000000003";
+    shelf.objects.lock().unwrap().remove(lost).unwrap();
+    drop(dead);
+    let body = http_until(&leader, "/readyz", |_, body| body.contains("cannot be recovered")).await;
+    assert!(body.contains(r#""ready":true"#) && body.contains("epoch 2") && body.contains("slot 3"), "{body}");
+    let (_, metrics) = http(&leader, "/metrics").await;
+    assert!(metrics.contains("refstream_damaged_journals 1"), "{metrics}");
+    // What is not concerned goes on.
+    client.appender(topic).await.append_one(1 - partition, bytes(&["b"])).await;
 }
 
 #[tokio::test]

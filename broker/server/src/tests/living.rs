@@ -64,7 +64,7 @@ async fn health_says_why_it_does_not_serve() {
     let endpoint = format!("http://{}", server.grpc_address());
     let second = serve(ServerConfig { advertise: Some(endpoint), ..config(&shelf) }).await;
     let reason = server.stopped().await;
-    assert!(matches!(reason, StopReason::Fenced { .. } | StopReason::Superseded(_)), "{reason}");
+    assert!(matches!(reason, StopReason::Fenced { .. } | StopReason::AddressTaken { .. }), "{reason}");
     let (code, body) = http(&server, "/readyz").await;
     assert_eq!(code, 503);
     assert!(body.contains(r#""ready":false"#) && body.contains("stopped"), "{body}");
@@ -75,7 +75,7 @@ async fn health_says_why_it_does_not_serve() {
 }
 
 /// Asks until the answer is as wanted.
-async fn http_until(server: &Server, path: &str, wanted: impl Fn(u16, &str) -> bool) -> String {
+pub(super) async fn http_until(server: &Server, path: &str, wanted: impl Fn(u16, &str) -> bool) -> String {
     loop {
         let (code, body) = http(server, path).await;
         if wanted(code, &body) {
@@ -112,6 +112,14 @@ async fn a_broker_that_starts_or_waits_for_its_store_is_not_ready() {
     let response = appender.responses.message().await.unwrap().unwrap();
     assert_eq!(appended(&response.results[0]).base_offset, 1);
     http_until(&server, "/readyz", |code, _| code == 200).await;
+}
+
+#[tokio::test]
+async fn a_broker_that_does_not_serve_yet_is_stopped_at_once() {
+    let shelf: Arc<Shelf> = Arc::default();
+    shelf.hold.send_replace(Some("/epochs/"));
+    let server = Server::start(config(&shelf)).await.unwrap();
+    assert_eq!(server.drain().await, StopReason::NotBegun);
 }
 
 #[tokio::test]
