@@ -5,7 +5,7 @@
 //! stops them, and also when the parent is gone.
 
 use crate::{
-    config::{Period, Settings},
+    config::{Period, Settings, TOKEN_VARIABLE},
     deployment::asked_to_stop,
     exit::Failure,
     output,
@@ -13,13 +13,9 @@ use crate::{
 };
 use futures::future::join_all;
 use refstream::types::StoreName;
+use refstream_server::PeerToken;
 use serde_json::Value;
-use std::{
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    process::Stdio,
-    time::Duration,
-};
+use std::{net::SocketAddr, path::PathBuf, process::Stdio, time::Duration};
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
     process::{Child, ChildStdin, Command},
@@ -30,14 +26,23 @@ const PORTS: u16 = 10;
 /// A child that ended is started again after this pause.
 const PAUSE: Duration = Duration::from_secs(1);
 
+/// How children are started.
+#[derive(Debug)]
+struct Launch {
+    config: PathBuf,
+    /// With which brokers call each other, where they ask for one. By the environment: other users of the machine can see arguments.
+    token: Option<PeerToken>,
+}
+
 /// A broker in a process of its own.
 #[derive(Debug)]
 pub(crate) struct Broker {
     process: Child,
     /// Held apart, since to wait for a process closes what it has of it.
     stdin: Option<ChildStdin>,
+    grpc: SocketAddr,
     /// For clients.
-    pub(crate) grpc: SocketAddr,
+    pub(crate) url: String,
     /// Health and metrics.
     pub(crate) http: SocketAddr,
 }
@@ -48,11 +53,15 @@ impl Broker {
         self.process.id()
     }
 
-    async fn start(config: &Path, listen: SocketAddr, http: SocketAddr) -> Result<Self, Failure> {
+    async fn start(launch: &Launch, listen: SocketAddr, http: SocketAddr) -> Result<Self, Failure> {
         let program = std::env::current_exe()?;
-        let mut process = Command::new(program)
+        let mut command = Command::new(program);
+        if let Some(PeerToken(token)) = &launch.token {
+            command.env(TOKEN_VARIABLE, token);
+        }
+        let mut process = command
             .arg("--config")
-            .arg(config)
+            .arg(&launch.config)
             .args(["--output", "json", "broker", "--until-stdin-ends"])
             .args(["--listen", &listen.to_string(), "--http", &http.to_string()])
             .stdin(Stdio::piped())
@@ -65,15 +74,16 @@ impl Broker {
         }
         let stdin = process.stdin.take();
         let said: Option<Value> = serde_json::from_str(&line).ok();
-        let address = |name: &str| said.as_ref()?[name].as_str()?.rsplit_once('/')?.1.parse().ok();
-        match (address("grpc"), address("http")) {
-            (Some(grpc), Some(http)) => Ok(Self { process, stdin, grpc, http }),
+        let url = |name: &str| said.as_ref()?[name].as_str().map(ToOwned::to_owned);
+        let address = |name: &str| url(name)?.rsplit_once('/')?.1.parse().ok();
+        match (url("grpc"), address("grpc"), address("http")) {
+            (Some(url), Some(grpc), Some(http)) => Ok(Self { process, stdin, grpc, url, http }),
             _ => Err(Failure::failed(format!("the broker at {listen} did not start"))),
         }
     }
 
     /// Lets it run, and starts it again when it ends; until it is drained.
-    async fn keep(&mut self, config: &Path) {
+    async fn keep(&mut self, launch: &Launch) {
         loop {
             let ended = self.process.wait().await;
             if ended.as_ref().is_ok_and(|status| status.success()) {
@@ -84,7 +94,7 @@ impl Broker {
             output::notice(format_args!("refstream: the broker at {} ended ({how}): starting it again", self.grpc));
             loop {
                 tokio::time::sleep(PAUSE).await;
-                match Self::start(config, self.grpc, self.http).await {
+                match Self::start(launch, self.grpc, self.http).await {
                     Ok(started) => {
                         *self = started;
                         break;
@@ -92,6 +102,8 @@ impl Broker {
                     Err(failure) => output::notice(format_args!("refstream: {}", failure.text())),
                 }
             }
+            let pid = self.pid().unwrap_or_default();
+            output::notice(format_args!("refstream: the broker at {} runs again: process {pid}", self.grpc));
         }
     }
 
@@ -107,11 +119,17 @@ impl Broker {
 pub(crate) struct Brokers {
     pub(crate) brokers: Vec<Broker>,
     pub(crate) stores: Stores,
-    config: PathBuf,
+    launch: Launch,
 }
 
-/// Starts a store and `count` brokers. `embedded`: the name of the embedded store, which holds the metadata.
-pub(crate) async fn start(mut settings: Settings, embedded: &StoreName, count: u16) -> Result<Brokers, Failure> {
+/// Starts a store and `count` brokers. `embedded`: the name of the embedded store, which holds the metadata; `token`: with which the brokers
+/// call each other.
+pub(crate) async fn start(
+    mut settings: Settings,
+    embedded: &StoreName,
+    count: u16,
+    token: Option<String>,
+) -> Result<Brokers, Failure> {
     let stores = Stores::open(&settings).await?;
     let Some((_, store)) = &stores.embedded else {
         return Err(Failure::usage("several brokers are started on the embedded store only"));
@@ -132,6 +150,7 @@ pub(crate) async fn start(mut settings: Settings, embedded: &StoreName, count: u
     let text = toml::to_string(&settings)
         .map_err(|error| Failure::failed(format!("the brokers' configuration cannot be written: {error}")))?;
     std::fs::write(&config, text)?;
+    let launch = Launch { config, token: token.map(PeerToken) };
     let mut brokers = Vec::new();
     for number in 0..count {
         let [listen, http] = [settings.broker.listen, settings.broker.http].map(|mut address| {
@@ -140,18 +159,18 @@ pub(crate) async fn start(mut settings: Settings, embedded: &StoreName, count: u
             }
             address
         });
-        brokers.push(Broker::start(&config, listen, http).await?);
+        brokers.push(Broker::start(&launch, listen, http).await?);
     }
-    Ok(Brokers { brokers, stores, config })
+    Ok(Brokers { brokers, stores, launch })
 }
 
 impl Brokers {
     /// Keeps them running until asked to stop, then stops them in order.
     pub(crate) async fn serve(mut self) -> Result<(), Failure> {
-        let config = self.config.clone();
+        let launch = &self.launch;
         tokio::select! {
             () = asked_to_stop() => {}
-            _ = join_all(self.brokers.iter_mut().map(|broker| broker.keep(&config))) => {}
+            _ = join_all(self.brokers.iter_mut().map(|broker| broker.keep(launch))) => {}
         }
         output::notice(format_args!("refstream: stopping the brokers (a second signal ends at once)"));
         let stopped = async {

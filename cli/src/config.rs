@@ -473,9 +473,12 @@ impl Loaded {
     }
 }
 
+/// The environment variable that holds the token.
+pub(crate) const TOKEN_VARIABLE: &str = "REFSTREAM_TOKEN";
+
 /// The token to show to the broker. No setting: settings are printed.
 pub(crate) fn token(global: &Global) -> Option<String> {
-    global.token.clone().or_else(|| std::env::var("REFSTREAM_TOKEN").ok()).filter(|token| !token.is_empty())
+    global.token.clone().or_else(|| std::env::var(TOKEN_VARIABLE).ok()).filter(|token| !token.is_empty())
 }
 
 /// The client's options from all layers. `REFSTREAM_ACCESS_KEY` and `REFSTREAM_SECRET_KEY` are for the deployment's stores only;

@@ -142,6 +142,7 @@ impl Broker {
             version: self.cluster.state.version,
             leads: self.leads(),
             brokers: self.cluster.state.live_epochs().count(),
+            absent: self.members.absent.clone(),
             slots_in_flight: self.journal.as_ref().map_or(0, JournalWriter::in_flight),
             pending_bytes: self.pending_bytes,
             stuck: self.operations.oldest().filter(|(since, _)| *since <= now.monotonic),

@@ -425,19 +425,15 @@ impl<'a> Draft<'a> {
                 }
                 topic
             }
-            TopicOperation::Alter { topic: id, config } => {
+            TopicOperation::Alter { topic: id, change } => {
                 let Some(topic) = self.scratch.topics.get(id).filter(|t| !t.deleted) else {
                     return Ok(Err(OperationError::UnknownTopic(*id)));
                 };
-                if config.partitions != topic.config.partitions {
-                    let (has, given) = (topic.config.partitions, config.partitions);
-                    let why = format!("the topic has {has} partitions for ever, not {given}: keys are bound to them");
-                    return Ok(Err(OperationError::Invalid(why)));
-                }
+                let config = change.of(&topic.config);
                 if let Err(error) = config.validate() {
                     return Ok(Err(OperationError::Invalid(error.to_string())));
                 }
-                self.push(vec![Command::AlterTopic { topic: *id, config: config.clone() }])?;
+                self.push(vec![Command::AlterTopic { topic: *id, config }])?;
                 *id
             }
             TopicOperation::Delete { topic: id } => {

@@ -8,9 +8,13 @@ use refstream_format::{
 };
 use refstream_types::{
     AckMode, Chain, Epoch, Offset, PartitionId, ProducerEpoch, ProducerId, SegmentId, SegmentNumber, Sequence, Slot,
-    Timestamp, TopicConfig, TopicId, TopicName, Version,
+    StoreName, Timestamp, TopicConfig, TopicId, TopicName, Version,
 };
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 use thiserror::Error;
 
 /// The time, as the shell sees it.
@@ -97,18 +101,54 @@ pub enum TopicOperation {
         /// Its settings, valid.
         config: TopicConfig,
     },
-    /// Replace its settings.
+    /// Change some of its settings; the others stay as they are then, whoever set them.
     Alter {
         /// The topic.
         topic: TopicId,
-        /// All its settings, valid; partitions unchanged.
-        config: TopicConfig,
+        /// What is to change.
+        change: TopicChange,
     },
     /// End it.
     Delete {
         /// The topic.
         topic: TopicId,
     },
+}
+
+/// Settings of a topic that are to change: those that are named. Partitions stay for ever, since keys are bound to them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TopicChange {
+    /// See [`TopicConfig::retention`]; `Some(None)` keeps records for ever.
+    pub retention: Option<Option<Duration>>,
+    /// See [`TopicConfig::store`]; `Some(None)` is the cluster's default store.
+    pub store: Option<Option<StoreName>>,
+    /// See [`TopicConfig::inline_max`].
+    pub inline_max: Option<u32>,
+    /// See [`TopicConfig::seal_bytes`].
+    pub seal_bytes: Option<u64>,
+    /// See [`TopicConfig::seal_age`].
+    pub seal_age: Option<Duration>,
+    /// See [`TopicConfig::file_bytes`].
+    pub file_bytes: Option<u64>,
+    /// See [`TopicConfig::publish_lag`].
+    pub publish_lag: Option<Duration>,
+}
+
+impl TopicChange {
+    /// What settings become by it.
+    pub(crate) fn of(&self, config: &TopicConfig) -> TopicConfig {
+        let Self { retention, store, inline_max, seal_bytes, seal_age, file_bytes, publish_lag } = self.clone();
+        TopicConfig {
+            partitions: config.partitions,
+            retention: retention.unwrap_or(config.retention),
+            store: store.unwrap_or_else(|| config.store.clone()),
+            inline_max: inline_max.unwrap_or(config.inline_max),
+            seal_bytes: seal_bytes.unwrap_or(config.seal_bytes),
+            seal_age: seal_age.unwrap_or(config.seal_age),
+            file_bytes: file_bytes.unwrap_or(config.file_bytes),
+            publish_lag: publish_lag.unwrap_or(config.publish_lag),
+        }
+    }
 }
 
 /// What happened outside.
@@ -418,13 +458,19 @@ pub enum StopReason {
     #[error("drained")]
     Drained,
     /// Another broker took over.
-    #[error("fenced at slot {slot}: another broker took over")]
+    #[error(
+        "another broker took over: it ended this one's journal at slot {slot}, since it took this broker for dead. Was the process paused, the machine \
+         overloaded, or the store or the network out of reach for longer than broker.death_after? Nothing that was acknowledged is lost"
+    )]
     Fenced {
         /// Where.
         slot: Slot,
     },
     /// It was presumed dead, and its journal recovered.
-    #[error("presumed dead and recovered by another broker; epoch {0} leads")]
+    #[error(
+        "presumed dead, and its journal recovered, by the leader (now the broker of epoch {0}). Was the process paused, the machine overloaded, or the \
+         store or the network out of reach for longer than broker.death_after? Nothing that was acknowledged is lost"
+    )]
     Superseded(Epoch),
     /// Another broker joined later with this one's own address, which this process had all the time: two brokers have one address, and each
     /// would take the other for its own dead predecessor, for ever.
@@ -480,6 +526,8 @@ pub struct Status {
     pub leads: bool,
     /// Brokers that joined and were not recovered, itself among them.
     pub brokers: usize,
+    /// Those of them that it presumes dead. A leader knows of all.
+    pub absent: BTreeSet<Epoch>,
     /// Slots created and not yet answered.
     pub slots_in_flight: usize,
     /// Batch bytes waiting or in flight.

@@ -9,7 +9,8 @@
 //!    lands above a gap may still be void.
 //! 3. It is *released*: readers are told, then producers. Normally at once.
 //!
-//! A crash between any two steps leaves slots that the next broker finds or fences; nothing else is written by this module.
+//! A crash between any two steps leaves slots that the next broker finds or fences. A broker that leaves ends its journal with a fence of its own, behind all slots; nothing
+//! else is written by this module.
 //!
 //! # Not fenced?
 //!

@@ -118,7 +118,8 @@ impl Leading {
 
     /// When a damaged journal is tried again.
     pub(crate) fn due(&self) -> Option<Duration> {
-        let tried = self.damaged.values().map(|damage| damage.tried + DAMAGED_PAUSE).min();
+        let waiting = self.damaged.iter().filter(|(epoch, _)| !self.telling.contains(epoch));
+        let tried = waiting.map(|(_, damage)| damage.tried + DAMAGED_PAUSE).min();
         tried.filter(|_| self.recovery.is_none() && !self.waits_for_log())
     }
 

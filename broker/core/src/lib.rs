@@ -53,7 +53,7 @@ mod walk;
 pub use broker::Broker;
 pub use interface::{
     AppendError, Appended, CommitOutcome, Done, Effect, Identity, Input, Now, OpId, OperationError, Phase, Reply,
-    Settings, Status, StopReason, Ticket, TopicOperation,
+    Settings, Status, StopReason, Ticket, TopicChange, TopicOperation,
 };
 pub use journal_writer::MAX_SLOTS_IN_FLIGHT;
 #[cfg(feature = "mutations")]

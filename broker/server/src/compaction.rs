@@ -73,14 +73,23 @@ impl Compaction {
     }
 
     /// The broker whose turn it is to compact a topic, if that is another one. Topics take turns among the brokers; while the brokers
-    /// change, two may be at one topic: the manifest's numbers decide between them, and nothing is written twice.
+    /// change, two may be at one topic: the manifest's numbers decide between them, and nothing is written twice. For one that is presumed dead
+    /// and cannot be recovered, the leader does it.
     pub(crate) fn elsewhere(&self, topic: TopicId) -> Option<String> {
-        let mine = self.core.status.borrow().0.epoch;
+        let (mine, absent) = {
+            let status = self.core.status.borrow();
+            (status.0.epoch, status.0.absent.clone())
+        };
         let state = self.core.state.borrow();
         let takers: Vec<_> = state.epochs.iter().filter(|(_, broker)| broker.takes_segments()).collect();
         let at = usize::try_from(topic.0 % u64::try_from(takers.len().max(1)).unwrap_or(1)).unwrap_or(0);
-        let (epoch, broker) = takers.get(at)?;
-        (Some(**epoch) != mine).then(|| broker.endpoint.clone())
+        let (turn, _) = takers.get(at)?;
+        let leader = state.leader.map(|(_, leader)| leader).filter(|_| absent.contains(turn));
+        let epoch = leader.unwrap_or(**turn);
+        if Some(epoch) == mine {
+            return None;
+        }
+        state.epochs.get(&epoch).map(|broker| broker.endpoint.clone())
     }
 
     /// The files of a topic's closed segments, oldest first.

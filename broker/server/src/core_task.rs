@@ -20,7 +20,7 @@ use refstream_format::cluster_log::ClusterState;
 use refstream_proto::v1::ErrorDetail;
 use refstream_types::Epoch;
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -127,6 +127,7 @@ impl CoreTask {
             version: refstream_types::Version(0),
             leads: false,
             brokers: 0,
+            absent: BTreeSet::new(),
             slots_in_flight: 0,
             pending_bytes: 0,
             stuck: None,

@@ -4,16 +4,19 @@ use crate::{
     StoreDescription, compaction::Compaction, core_task::CoreHandle, errors, metrics::Metrics, peers::Peers,
     reader::Reader, receipts::Receipts,
 };
-use refstream_core::{Phase, Reply, TopicOperation};
+use refstream_core::{Input, Phase, Reply, Ticket, TopicOperation};
 use refstream_filer_adapter::{Runtime, grant::Grants};
 use refstream_format::cluster_log::{ClusterState, TopicState};
 use refstream_proto::v1::ErrorDetail;
 use refstream_types::{Layout, StoreName, TopicId, TopicName};
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tokio_util::sync::CancellationToken;
 
 /// Name and version, as brokers and clients tell each other.
 pub(crate) const SOFTWARE: &str = concat!("refstream/", env!("CARGO_PKG_VERSION"));
+
+/// A call that waits for a change is answered after this long at the latest.
+const LONGEST_WATCH: Duration = Duration::from_secs(30);
 
 /// The running broker, as its services see it.
 #[derive(Debug)]
@@ -33,7 +36,7 @@ pub(crate) struct Node {
     pub(crate) receipts: Receipts,
     pub(crate) layout: Layout,
     pub(crate) runtime: Arc<dyn Runtime>,
-    pub(crate) stuck_after: std::time::Duration,
+    pub(crate) stuck_after: Duration,
     /// Cancelled when a client wants the broker to drain.
     pub(crate) drain_asked: CancellationToken,
     /// Cancelled when streams must end.
@@ -55,6 +58,18 @@ impl Node {
                 Err(errors::unavailable(format!("the broker is starting ({step}); try again in a moment")))
             }
             Phase::Stopped => Err(errors::unavailable("the broker has stopped; try again once it was restarted")),
+        }
+    }
+
+    /// Waits until the cluster's state is newer than `after`, but not longer than `wait`, nor once the broker ends.
+    pub(crate) async fn wait_for_change(&self, after: Option<u64>, wait: Duration) {
+        let Some(after) = after else { return };
+        let mut state = self.core.state.clone();
+        tokio::select! {
+            // Also when the core is over.
+            _ = state.wait_for(|state| state.version.0 > after) => {}
+            () = self.runtime.sleep(if wait.is_zero() { LONGEST_WATCH } else { wait.min(LONGEST_WATCH) }) => {}
+            () = self.closing.cancelled() => {}
         }
     }
 
@@ -88,19 +103,14 @@ impl Node {
     }
 
     /// Waits until the state includes everything that others wrote to the log before the call.
-    async fn refresh(&self) -> Result<(), ErrorDetail> {
+    ///
+    /// # Errors
+    /// When it has stopped, and when the store does not answer for `stuck_after`.
+    pub(crate) async fn refresh(&self) -> Result<(), ErrorDetail> {
         if self.core.status.borrow().0.brokers <= 1 {
             return Ok(());
         }
-        let refreshed = self.core.call(|ticket| refstream_core::Input::Refresh { ticket });
-        let reply = tokio::select! {
-            reply = refreshed => reply?,
-            () = self.runtime.sleep(self.stuck_after) => return Err(self.stuck()),
-        };
-        match reply {
-            Reply::Refreshed(result) => result.map_err(|error| errors::operation(&error)),
-            other => Err(unexpected(&other)),
-        }
+        self.prove("show whether the cluster log has grown", |ticket| Input::Refresh { ticket }).await
     }
 
     /// Endpoints of all brokers that are not known to be dead.
@@ -114,7 +124,7 @@ impl Node {
     /// # Errors
     /// As the core says.
     pub(crate) async fn change_topic(&self, operation: TopicOperation) -> Result<Arc<TopicState>, ErrorDetail> {
-        match self.core.call(|ticket| refstream_core::Input::Topic { ticket, operation }).await? {
+        match self.core.call(|ticket| Input::Topic { ticket, operation }).await? {
             Reply::Topic(result) => result.map_err(|error| errors::operation(&error)),
             other => Err(unexpected(&other)),
         }
@@ -125,22 +135,24 @@ impl Node {
     /// # Errors
     /// When it is fenced or has stopped, and when the store does not answer for `stuck_after`.
     pub(crate) async fn confirm(&self) -> Result<(), ErrorDetail> {
-        let confirmed = self.core.call(|ticket| refstream_core::Input::Confirm { ticket });
-        let reply = tokio::select! {
-            reply = confirmed => reply?,
-            () = self.runtime.sleep(self.stuck_after) => return Err(self.stuck()),
-        };
-        match reply {
-            Reply::Confirmed(result) => result.map_err(|error| errors::operation(&error)),
-            other => Err(unexpected(&other)),
-        }
+        self.prove("prove that it is not superseded", |ticket| Input::Confirm { ticket }).await
     }
 
-    /// What the store says while nothing can be proven.
-    fn stuck(&self) -> ErrorDetail {
-        let said = self.core.status.borrow().0.stuck.as_ref().map(|(_, said)| said.clone());
-        let said = said.filter(|said| !said.is_empty()).unwrap_or_else(|| "it does not answer".into());
-        errors::unavailable(format!("the broker's store does not let it prove that it is not superseded: {said}"))
+    /// Has the core find out what the store has to tell; `what`: what the store keeps it from, while it does not answer.
+    async fn prove(&self, what: &str, input: impl FnOnce(Ticket) -> Input) -> Result<(), ErrorDetail> {
+        let asked = self.core.call(input);
+        let reply = tokio::select! {
+            reply = asked => reply?,
+            () = self.runtime.sleep(self.stuck_after) => {
+                let said = self.core.status.borrow().0.stuck.as_ref().map(|(_, said)| said.clone());
+                let said = said.filter(|said| !said.is_empty()).unwrap_or_else(|| "it does not answer".into());
+                return Err(errors::unavailable(format!("the broker's store does not let it {what}: {said}")));
+            }
+        };
+        match reply {
+            Reply::Refreshed(result) | Reply::Confirmed(result) => result.map_err(|error| errors::operation(&error)),
+            other => Err(unexpected(&other)),
+        }
     }
 
     /// Checks that a store that a topic names is configured.

@@ -5,6 +5,9 @@
 //! refused, nobody listens there, and the core is told so. Where it is neither accepted nor refused, nothing is concluded: then the journal
 //! in the store tells. Nothing here decides anything.
 //!
+//! Numbers of epochs are small, and ports are used again: that it is not a broker of another deployment which answers is told by the token of
+//! its claim of the epoch, which both read from their store. Until it was read nothing is concluded from it: signs of life do not wait for it.
+//!
 //! Some questions are passed on to the broker that can answer them: the ends of partitions, and compaction. Such calls carry the token
 //! that this broker was given for it.
 
@@ -12,17 +15,19 @@ use crate::{core_task::CoreHandle, errors};
 use futures::{StreamExt, stream, stream::BoxStream};
 use refstream_core::Input;
 use refstream_filer_adapter::Runtime;
+use refstream_format::epoch::EpochClaim;
+use refstream_journal::Metadata;
 use refstream_proto::{
     error_detail,
     v1::{
-        self, ErrorDetail, FollowRequest, PeerState, peers_client::PeersClient, records_client::RecordsClient,
-        segments_client::SegmentsClient,
+        self, ErrorCode, ErrorDetail, FollowRequest, PeerState, peers_client::PeersClient,
+        records_client::RecordsClient, segments_client::SegmentsClient,
     },
 };
-use refstream_types::{Epoch, Slot, Version};
+use refstream_types::{Chain, Epoch, Slot, Token, Version};
 use std::{
-    collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, PoisonError},
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 use tokio::task::JoinSet;
@@ -35,6 +40,8 @@ use tonic::{
 
 /// How long one attempt to connect to another broker may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// A connection that was silent for this long while calls are open is asked whether it lives, and counts as lost after as long.
+const PING: Duration = Duration::from_secs(10);
 /// Between attempts to reach another broker.
 const AGAIN: Duration = Duration::from_millis(100);
 /// The longest answer of another broker, in bytes.
@@ -49,6 +56,9 @@ pub(crate) struct Peers {
     /// Authorities that are trusted beside the system's.
     authorities: Option<Certificate>,
     channels: Mutex<HashMap<String, Channel>>,
+    metadata: Metadata,
+    /// Of our own epoch.
+    claim: OnceLock<Token>,
     /// How often a broker says where it is, when nothing else changes.
     every: Duration,
 }
@@ -57,6 +67,7 @@ impl Peers {
     pub(crate) fn new(
         core: CoreHandle,
         runtime: Arc<dyn Runtime>,
+        metadata: Metadata,
         token: Option<&str>,
         authorities: Option<Vec<u8>>,
         death_after: Duration,
@@ -67,7 +78,16 @@ impl Peers {
                 token.set_sensitive(true);
                 token
             });
-        Self { core, runtime, token, authorities, channels: Mutex::default(), every: death_after / 4 }
+        Self {
+            core,
+            runtime,
+            token,
+            authorities,
+            channels: Mutex::default(),
+            metadata,
+            claim: OnceLock::new(),
+            every: death_after / 4,
+        }
     }
 
     fn endpoint(&self, endpoint: &str) -> Result<Endpoint, ErrorDetail> {
@@ -82,11 +102,16 @@ impl Peers {
             }
             dialled = dialled.tls_config(tls).map_err(invalid)?;
         }
+        let dialled = dialled.http2_keep_alive_interval(PING).keep_alive_timeout(PING);
         Ok(dialled.connect_timeout(CONNECT_TIMEOUT).tcp_nodelay(true))
     }
 
+    fn channels(&self) -> MutexGuard<'_, HashMap<String, Channel>> {
+        self.channels.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn channel(&self, endpoint: &str) -> Result<Channel, ErrorDetail> {
-        let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut channels = self.channels();
         if let Some(channel) = channels.get(endpoint) {
             return Ok(channel.clone());
         }
@@ -114,7 +139,7 @@ impl Peers {
     ) -> Result<v1::ListOffsetsResponse, ErrorDetail> {
         let mut client = RecordsClient::new(self.channel(endpoint)?).max_decoding_message_size(MAX_ANSWER_BYTES);
         let request = self.request(v1::ListOffsetsRequest { own: true, ..request });
-        Ok(client.list_offsets(request).await.map_err(|status| passed_on(endpoint, &status))?.into_inner())
+        Ok(client.list_offsets(request).await.map_err(|status| self.passed_on(endpoint, &status))?.into_inner())
     }
 
     /// Has another broker compact a topic.
@@ -128,7 +153,18 @@ impl Peers {
     ) -> Result<v1::CompactResponse, ErrorDetail> {
         let mut client = SegmentsClient::new(self.channel(endpoint)?).max_decoding_message_size(MAX_ANSWER_BYTES);
         let request = self.request(v1::CompactRequest { own: true, ..request });
-        Ok(client.compact(request).await.map_err(|status| passed_on(endpoint, &status))?.into_inner())
+        Ok(client.compact(request).await.map_err(|status| self.passed_on(endpoint, &status))?.into_inner())
+    }
+
+    /// Reads by which claim an epoch was taken, and keeps that in `known`.
+    async fn learn_claim(&self, epoch: Epoch, known: &OnceLock<Token>) {
+        let key = self.metadata.layout().link(&Chain::Epochs, epoch.0);
+        // Old ones are freed; an unreadable one is as good as none.
+        if let Ok(bytes) = self.metadata.object(&key).await
+            && let Ok(claim) = EpochClaim::decode(&bytes)
+        {
+            let _ = known.set(claim.token);
+        }
     }
 
     /// Keeps a stream open to every other broker, until `closing`.
@@ -136,8 +172,14 @@ impl Peers {
         let mut state = self.core.state.clone();
         let mut followed: BTreeMap<Epoch, CancellationToken> = BTreeMap::new();
         let mut tasks = JoinSet::new();
+        let mut claim_asked = false;
         loop {
             let mine = self.core.status.borrow().0.epoch;
+            if let Some(mine) = mine.filter(|_| !claim_asked) {
+                claim_asked = true;
+                let peers = Arc::clone(&self);
+                tasks.spawn(async move { peers.learn_claim(mine, &peers.claim).await });
+            }
             let wanted: BTreeMap<Epoch, String> = {
                 let state = state.borrow_and_update();
                 // Before we have joined, nobody would know us.
@@ -148,6 +190,8 @@ impl Peers {
                     .filter(|(epoch, other)| joined && Some(**epoch) != mine && other.fence.is_none());
                 others.map(|(epoch, other)| (*epoch, other.endpoint.clone())).collect()
             };
+            let known: BTreeSet<&String> = wanted.values().collect();
+            self.channels().retain(|endpoint, _| known.contains(endpoint));
             followed.retain(|epoch, over| {
                 let stays = wanted.contains_key(epoch);
                 if !stays {
@@ -182,44 +226,99 @@ impl Peers {
 
     /// Follows one broker for as long as the log names it.
     async fn follow(&self, epoch: Epoch, endpoint: String) {
-        loop {
-            match self.follow_once(epoch, &endpoint).await {
-                // The next attempt tells what became of it.
-                Ended::Lost => {}
-                Ended::Gone => {
-                    self.core.tell(Input::PeerGone { epoch }).await;
-                    self.runtime.sleep(AGAIN).await;
-                }
-                Ended::Unreachable => self.runtime.sleep(AGAIN).await,
-            }
+        let claim = OnceLock::new();
+        let learn = async {
+            self.learn_claim(epoch, &claim).await;
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            () = learn => {}
+            () = self.follow_on(epoch, &endpoint, &claim) => {}
         }
     }
 
-    async fn follow_once(&self, epoch: Epoch, endpoint: &str) -> Ended {
-        let Ok(dial) = self.endpoint(endpoint) else { return Ended::Unreachable };
+    async fn follow_on(&self, epoch: Epoch, endpoint: &str, claim: &OnceLock<Token>) {
+        let mut trouble: Option<String> = None;
+        loop {
+            let (gone, why) = match self.follow_once(epoch, endpoint, claim, &mut trouble).await {
+                // The next attempt tells what became of it.
+                Ended::Lost => continue,
+                Ended::Gone(why) => (true, why),
+                Ended::Unreachable(why) => (false, why),
+            };
+            // Once for each reason, not for each attempt.
+            if trouble.as_ref() != Some(&why) {
+                tracing::warn!(%epoch, endpoint, why, "another broker cannot be followed; trying again");
+                trouble = Some(why);
+            }
+            if gone {
+                self.core.tell(Input::PeerGone { epoch }).await;
+            }
+            self.runtime.sleep(AGAIN).await;
+        }
+    }
+
+    /// `trouble`: why it could not be followed until now.
+    async fn follow_once(
+        &self,
+        epoch: Epoch,
+        endpoint: &str,
+        claim: &OnceLock<Token>,
+        trouble: &mut Option<String>,
+    ) -> Ended {
+        let dial = match self.endpoint(endpoint) {
+            Ok(dial) => dial,
+            Err(invalid) => return Ended::Unreachable(invalid.message),
+        };
         let channel = match dial.connect().await {
             Ok(channel) => channel,
-            Err(error) if is_refused(&error) => return Ended::Gone,
-            Err(_) => return Ended::Unreachable,
+            Err(error) if is_refused(&error) => return Ended::Gone(innermost(&error)),
+            Err(error) => return Ended::Unreachable(innermost(&error)),
         };
         let mine = self.core.status.borrow().0.epoch.map_or(0, |epoch| epoch.0);
         let version = self.core.state.borrow().version.0;
         let request = self.request(FollowRequest { epoch: mine, version });
         let mut states = match PeersClient::new(channel).follow(request).await {
             Ok(states) => states.into_inner(),
-            Err(_) => return Ended::Unreachable,
+            Err(status) => return Ended::Unreachable(self.passed_on(endpoint, &status).message),
         };
         let mut heard = false;
         while let Ok(Some(state)) = states.message().await {
             if state.epoch != epoch.0 {
                 // Another process holds its port.
-                return if state.epoch > epoch.0 { Ended::Gone } else { Ended::Unreachable };
+                let why = format!("the broker of epoch {} answers there", state.epoch);
+                return if state.epoch > epoch.0 { Ended::Gone(why) } else { Ended::Unreachable(why) };
+            }
+            if is_stranger(claim.get(), &state.claim) {
+                return Ended::Gone("a broker of another deployment answers there".into());
             }
             heard = true;
+            if trouble.take().is_some() {
+                tracing::info!(%epoch, endpoint, "the other broker is followed");
+            }
             let (committed, version) = (Slot(state.committed_slot), Version(state.version));
             self.core.tell(Input::PeerSeen { epoch, committed, version }).await;
         }
-        if heard { Ended::Lost } else { Ended::Unreachable }
+        if heard { Ended::Lost } else { Ended::Unreachable("it ends the call at once".into()) }
+    }
+
+    /// What another broker answered to a call that is made for a client, or for ourselves.
+    fn passed_on(&self, endpoint: &str, status: &Status) -> ErrorDetail {
+        let detail = error_detail(status);
+        if status.details().is_empty() {
+            return errors::unavailable(format!("the broker at {endpoint} cannot be reached: {}", status.message()));
+        }
+        // It is not the client's token that it refuses.
+        if detail.code() == ErrorCode::NotAuthorised {
+            let state = self.core.state.borrow();
+            let here = self.core.status.borrow().0.epoch.and_then(|mine| state.epochs.get(&mine));
+            let here = here.map_or("this address", |here| here.endpoint.as_str());
+            let text = format!(
+                "the broker at {endpoint} refuses the token of the broker at {here}: start that one with a REFSTREAM_TOKEN which the others take"
+            );
+            return ErrorDetail { no_side_effects: true, ..errors::internal(text) };
+        }
+        detail
     }
 
     /// What a broker that follows us is told.
@@ -250,6 +349,7 @@ impl Peers {
                         epoch: status.epoch.map_or(0, |epoch| epoch.0),
                         committed_slot: status.committed_slot.0,
                         version,
+                        claim: peers.claim.get().map(|token| token.0.to_vec()).unwrap_or_default(),
                     }
                 };
                 Some((Ok(now), (peers, state, false)))
@@ -264,9 +364,14 @@ enum Ended {
     /// It was open, and broke.
     Lost,
     /// Nobody listens there, or somebody else.
-    Gone,
+    Gone(String),
     /// Nobody can say.
-    Unreachable,
+    Unreachable(String),
+}
+
+/// Whether somebody who tells of an epoch took it by another claim than the one that is known.
+fn is_stranger(known: Option<&Token>, told: &[u8]) -> bool {
+    known.is_some_and(|known| !told.is_empty() && told != known.0)
 }
 
 /// Whether the other machine says that nobody listens.
@@ -281,10 +386,26 @@ fn is_refused(error: &tonic::transport::Error) -> bool {
     false
 }
 
-fn passed_on(endpoint: &str, status: &Status) -> ErrorDetail {
-    let detail = error_detail(status);
-    if status.details().is_empty() {
-        return errors::unavailable(format!("the broker at {endpoint} cannot be reached: {}", status.message()));
+/// The innermost cause says most.
+fn innermost(error: &dyn std::error::Error) -> String {
+    let mut innermost = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
     }
-    detail
+    innermost.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_who_is_known_to_be_somebody_else_is_a_stranger() {
+        let (ours, other) = (Token([1; 16]), Token([2; 16]));
+        assert!(!is_stranger(Some(&ours), &ours.0) && is_stranger(Some(&ours), &other.0));
+        assert!(
+            !is_stranger(None, &other.0) && !is_stranger(Some(&ours), &[]),
+            "nothing is concluded from what is not known"
+        );
+    }
 }

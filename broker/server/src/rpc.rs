@@ -160,8 +160,11 @@ impl Peers for Services {
 
 #[tonic::async_trait]
 impl Cluster for Services {
-    async fn describe_cluster(&self, _: Request<v1::DescribeClusterRequest>) -> Answer<v1::DescribeClusterResponse> {
-        answer(describe_cluster::call(&self.0))
+    async fn describe_cluster(
+        &self,
+        request: Request<v1::DescribeClusterRequest>,
+    ) -> Answer<v1::DescribeClusterResponse> {
+        answer(describe_cluster::call(&self.0, request.into_inner()).await)
     }
     async fn drain(&self, _: Request<v1::DrainRequest>) -> Answer<v1::DrainResponse> {
         tracing::info!("asked to drain by a client");

@@ -199,7 +199,7 @@ impl Server {
             compactor: config.compactor,
             core: core.clone(),
             reader: Arc::clone(&reader),
-            metadata,
+            metadata: metadata.clone(),
             metrics: Arc::clone(&metrics),
             runtime: Arc::clone(&runtime),
             publish_every: config.settings.publish_every,
@@ -208,7 +208,8 @@ impl Server {
         let drain_asked = CancellationToken::new();
         let (refusing, closing, over) = (CancellationToken::new(), CancellationToken::new(), CancellationToken::new());
         let token = peer_token.as_ref().map(|token| token.0.as_str());
-        let peers = Arc::new(Peers::new(core.clone(), Arc::clone(&runtime), token, peer_authorities, death_after));
+        let peers =
+            Arc::new(Peers::new(core.clone(), Arc::clone(&runtime), metadata, token, peer_authorities, death_after));
         let following = tokio::spawn(Arc::clone(&peers).run(closing.clone()));
         let compacting = tokio::spawn(Arc::clone(&compaction).run(closing.clone()));
         let node = Arc::new(Node {

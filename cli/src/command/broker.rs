@@ -6,7 +6,8 @@ use crate::{
     output::{self, Format},
 };
 use clap::Subcommand;
-use serde_json::json;
+use refstream::BrokerDescription;
+use serde_json::{Value, json};
 use tokio::io::AsyncReadExt as _;
 
 /// Run a broker on a configured store, alone or as one of several
@@ -37,8 +38,14 @@ enum Command {
 
 /// The brokers of the cluster: epoch, endpoint, who leads, how many segments each serves
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  refstream broker list")]
-struct List {}
+#[command(
+    after_help = "Example:\n  refstream broker list\n\nWith --watch and --output jsonl each line is the whole list."
+)]
+struct List {
+    /// Go on, and print them again whenever something changed
+    #[arg(long)]
+    watch: bool,
+}
 
 /// Have a broker hand over what it serves, and end
 #[derive(Debug, clap::Args)]
@@ -51,7 +58,7 @@ struct Drain {
 
 pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Failure> {
     match arguments.command {
-        Some(Command::List(List {})) => list(global).await,
+        Some(Command::List(List { watch })) => list(global, watch).await,
         Some(Command::Drain(Drain { broker })) => {
             config::connect(global).await?.drain(&broker).await?;
             output::one(global.output, &json!({ "draining": broker }))
@@ -60,9 +67,22 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
     }
 }
 
-async fn list(global: &Global) -> Result<(), Failure> {
-    let brokers = config::connect(global).await?.cluster().await?;
-    let rows: Vec<_> = brokers
+async fn list(global: &Global, watch: bool) -> Result<(), Failure> {
+    let mut changes = config::connect(global).await?.cluster_changes();
+    loop {
+        let rows = described(&changes.next().await?);
+        match (watch, global.output) {
+            (true, Format::Jsonl) => output::line(&Value::Array(rows).to_string())?,
+            (_, format) => output::rows(format, &["epoch", "endpoint", "leads", "leaving", "open_segments"], &rows)?,
+        }
+        if !watch {
+            return Ok(());
+        }
+    }
+}
+
+fn described(brokers: &[BrokerDescription]) -> Vec<Value> {
+    brokers
         .iter()
         .map(|broker| {
             json!({
@@ -73,8 +93,7 @@ async fn list(global: &Global) -> Result<(), Failure> {
                 "open_segments": broker.open_segments,
             })
         })
-        .collect();
-    output::rows(global.output, &["epoch", "endpoint", "leads", "leaving", "open_segments"], &rows)
+        .collect()
 }
 
 async fn serve(global: &Global, arguments: Arguments) -> Result<(), Failure> {

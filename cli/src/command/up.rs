@@ -119,7 +119,7 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
 async fn several(global: &Global, settings: Settings, embedded: &StoreName, count: u16) -> Result<(), Failure> {
     let data = settings.broker.data.clone();
     let running = tokio::select! {
-        running = children::start(settings, embedded, count) => running?,
+        running = children::start(settings, embedded, count, config::token(global)) => running?,
         () = deployment::asked_to_stop() => return Err(Failure::interrupted()),
     };
     let data = data.canonicalize().unwrap_or(data);
@@ -129,9 +129,9 @@ async fn several(global: &Global, settings: Settings, embedded: &StoreName, coun
             output::line("refstream is up")?;
             for broker in &running.brokers {
                 let pid = broker.pid().map(|pid| pid.to_string()).unwrap_or_default();
-                let (grpc, http) = (broker.grpc, broker.http);
+                let (grpc, http) = (&broker.url, broker.http);
                 output::line(&format!(
-                    "  broker            http://{grpc}  health, metrics http://{http}/readyz  process {pid}"
+                    "  broker            {grpc}  health, metrics http://{http}/readyz  process {pid}"
                 ))?;
             }
             if let Some(store) = store {
@@ -150,7 +150,7 @@ async fn several(global: &Global, settings: Settings, embedded: &StoreName, coun
             let brokers: Vec<_> = running
                 .brokers
                 .iter()
-                .map(|broker| json!({ "grpc": url(broker.grpc), "http": url(broker.http), "pid": broker.pid() }))
+                .map(|broker| json!({ "grpc": broker.url, "http": url(broker.http), "pid": broker.pid() }))
                 .collect();
             let mut said = json!({ "brokers": brokers, "data": data });
             said["grpc"] = said["brokers"][0]["grpc"].clone();

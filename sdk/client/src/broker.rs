@@ -50,6 +50,8 @@ pub(crate) const MAX_ANSWER_BYTES: usize = 64 << 20;
 pub(crate) enum Patience {
     /// No attempt is awaited beyond the client's timeout.
     Timeout,
+    /// No attempt is awaited beyond the client's timeout, which begins after so long: until then the broker may wait itself.
+    Waits(Duration),
     /// An attempt that a broker works on is awaited for as long as the connection lives.
     Work,
 }
@@ -256,6 +258,9 @@ impl Brokers {
             if several > 1 {
                 left = left.min(SILENCE.saturating_mul(1 << round.min(10)));
             }
+            if let Patience::Waits(wait) = patience {
+                left += wait;
+            }
             let failure = match channel {
                 // A broker that named itself so that it cannot be called, for example because the token would travel in the clear.
                 Err(error) => Failure::never_called(&error),
@@ -263,7 +268,8 @@ impl Brokers {
                     let attempt = Box::pin(call(channel));
                     let outcome = match patience {
                         Patience::Work => attempt.await,
-                        Patience::Timeout => match select(attempt, self.runtime.sleep(left)).await {
+                        Patience::Timeout | Patience::Waits(_) => match select(attempt, self.runtime.sleep(left)).await
+                        {
                             Either::Left((outcome, _)) => outcome,
                             Either::Right(_) => Err(Status::deadline_exceeded("no answer in time")),
                         },

@@ -1,9 +1,9 @@
 //! The connection to a deployment.
 
 use crate::{
-    AlterTopic, Backfill, BackfillError, BackfillOptions, BrokerDescription, CallError, ConnectError, ConsumeError,
-    Consumer, ConsumerOptions, Delivery, FetchError, Payload, ProduceError, Producer, ProducerOptions, Segment,
-    TopicDescription, TopicError, UnreadableAuthorities, UploadError, UploadOptions, Uploader,
+    AlterTopic, Backfill, BackfillError, BackfillOptions, BrokerDescription, CallError, ClusterChanges, ConnectError,
+    ConsumeError, Consumer, ConsumerOptions, Delivery, FetchError, Payload, ProduceError, Producer, ProducerOptions,
+    Segment, TopicDescription, TopicError, UnreadableAuthorities, UploadError, UploadOptions, Uploader,
     broker::{Bearer, Brokers, Patience},
     deployment::Deployment,
     records,
@@ -217,7 +217,11 @@ impl Client {
     /// # Errors
     /// When no broker answers.
     pub async fn cluster(&self) -> Result<Vec<BrokerDescription>, CallError> {
-        calls::cluster(self.brokers()).await
+        calls::cluster(self.brokers(), None).await.map(|(_, brokers)| brokers)
+    }
+    /// The brokers of the cluster, and what becomes of them.
+    pub fn cluster_changes(&self) -> ClusterChanges {
+        ClusterChanges::new(Arc::clone(self.brokers()))
     }
     /// Asks the broker at `endpoint` to hand over what it serves, and to end. Returns once it has begun.
     ///

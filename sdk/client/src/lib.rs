@@ -41,5 +41,7 @@ pub use payload::{BlockSums, Payload};
 pub use producer::{Ack, Permit, Producer, ProducerOptions, Ticket};
 pub use refstream_filer_adapter as stores;
 pub use refstream_types as types;
-pub use topics::{AlterTopic, BrokerDescription, PartitionOffsets, Segment, SegmentState, TopicDescription};
+pub use topics::{
+    AlterTopic, BrokerDescription, ClusterChanges, PartitionOffsets, Segment, SegmentState, TopicDescription,
+};
 pub use uploader::{MAX_CONCURRENCY, MAX_PACK_BELOW, Receipt, Source, UploadOptions, Uploader};

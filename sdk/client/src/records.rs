@@ -25,7 +25,7 @@ impl Routes {
 /// Looks a topic up; `known`: the identity that it has had. Identities rise, so a broker that answers with a lower one has not heard yet that
 /// that topic was deleted, and counts as one that does not answer: the next one is asked.
 pub(crate) async fn lookup(brokers: &Brokers, name: &TopicName, known: Option<TopicId>) -> Result<Routes, TopicError> {
-    let request = v1::LookupRequest { topic: name.to_string() };
+    let request = v1::LookupRequest { topic: name.to_string(), ..v1::LookupRequest::default() };
     let answered = brokers
         .call(Patience::Timeout, |channel| {
             let request = request.clone();

@@ -1,9 +1,10 @@
 //! Topics and segments as clients see them.
 
+use crate::{CallError, broker::Brokers};
 use refstream_types::{
     Epoch, Offset, PartitionId, PartitionRange, SegmentNumber, StoreName, Timestamp, TopicConfig, TopicId, TopicName,
 };
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 pub(crate) mod calls;
 
@@ -99,4 +100,37 @@ pub struct BrokerDescription {
     pub leaving: bool,
     /// How many open segments it serves.
     pub open_segments: u64,
+}
+
+/// What the brokers of a cluster are, each time that changes. Made by [`Client::cluster_changes`](crate::Client::cluster_changes).
+#[derive(Debug)]
+pub struct ClusterChanges {
+    brokers: Arc<Brokers>,
+    seen: Option<(u64, Vec<BrokerDescription>)>,
+}
+
+impl ClusterChanges {
+    pub(crate) fn new(brokers: Arc<Brokers>) -> Self {
+        Self { brokers, seen: None }
+    }
+
+    /// The brokers, ascending by epoch: at first as they are, then as they are after they changed. What changes and changes back at once may
+    /// be missed.
+    ///
+    /// # Errors
+    /// When no broker answers for as long as the client's timeout.
+    pub async fn next(&mut self) -> Result<Vec<BrokerDescription>, CallError> {
+        loop {
+            let after = self.seen.as_ref().map(|(version, _)| *version);
+            let (version, described) = calls::cluster(&self.brokers, after).await?;
+            // A broker that lags tells what is old.
+            if after.is_some_and(|after| version <= after) {
+                continue;
+            }
+            let known = self.seen.replace((version, described.clone()));
+            if known.is_none_or(|(_, known)| known != described) {
+                return Ok(described);
+            }
+        }
+    }
 }

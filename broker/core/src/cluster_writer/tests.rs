@@ -82,6 +82,39 @@ fn a_loser_decides_again() {
 }
 
 #[test]
+fn settings_that_somebody_else_changed_meanwhile_stay() {
+    use crate::interface::TopicChange;
+    let mut writer = joined();
+    writer.want(create(1, "a"));
+    commit(&mut writer);
+    let alter = |ticket, change| {
+        let operation = TopicOperation::Alter { topic: TopicId(1), change };
+        Intent::Topic { ticket: Ticket(ticket), operation, at: Timestamp::from_micros(1) }
+    };
+    writer.want(alter(2, TopicChange { seal_bytes: Some(5 << 20), ..TopicChange::default() }));
+    assert!(matches!(writer.propose(Epoch(4), &NOBODY, token).unwrap(), Proposal::Commit(Version(3), _)));
+    let day = std::time::Duration::from_secs(86_400);
+    let config = TopicConfig { retention: Some(day), inline_max: 7, ..TopicConfig::default() };
+    let commands = vec![Command::AlterTopic { topic: TopicId(1), config }];
+    let (term, token) = (LeaderTerm(1), Token([8; 16]));
+    writer.follow(&LogEntry { version: Version(3), token, term, writer: Epoch(4), commands }).unwrap();
+    let (version, _) = commit(&mut writer);
+    let settings = writer.state.topics[&TopicId(1)].config.clone();
+    assert_eq!(
+        (version, settings.seal_bytes, settings.retention, settings.inline_max),
+        (Version(4), 5 << 20, Some(day), 7)
+    );
+
+    // What is set can be unset; what makes no sense is refused.
+    writer.want(alter(3, TopicChange { retention: Some(None), ..TopicChange::default() }));
+    writer.want(alter(4, TopicChange { file_bytes: Some(0), ..TopicChange::default() }));
+    let (_, settled) = commit(&mut writer);
+    assert_eq!(writer.state.topics[&TopicId(1)].config.retention, None);
+    let [_, Settled::Topic { result, .. }] = &settled[..] else { panic!("{settled:?}") };
+    assert!(matches!(result, Err(OperationError::Invalid(_))), "{result:?}");
+}
+
+#[test]
 fn many_changes_are_split_into_bounded_entries() {
     let mut writer = joined();
     let topics = 3_000;

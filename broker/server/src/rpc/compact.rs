@@ -5,6 +5,8 @@ use refstream_proto::v1::{CompactRequest, CompactResponse, ErrorDetail};
 use std::sync::Arc;
 
 pub(super) async fn call(node: &Node, request: &CompactRequest) -> Result<CompactResponse, ErrorDetail> {
+    // What another broker has sealed before this call is to be in files after it.
+    node.refresh().await?;
     let topic = node.topic(&request.topic).await?;
     let (compaction, publish) = (Arc::clone(&node.compaction), request.publish);
     if !compaction.is_available() {

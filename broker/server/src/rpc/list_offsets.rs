@@ -47,17 +47,21 @@ async fn own(node: &Node, id: TopicId, at: Option<Timestamp>) -> Result<Known, E
     let state = node.state()?;
     let mine = node.core.status.borrow().0.epoch;
     let topic = state.topics.get(&id).filter(|topic| !topic.deleted).ok_or_else(|| errors::no_such_topic_id(id))?;
-    let owned = topic.open.values().filter(|open| Some(open.owner) == mine);
-    let partitions: Vec<PartitionId> = owned.flat_map(|open| open.range.iter()).collect();
+    let owned: Vec<_> = topic.open.values().filter(|open| Some(open.owner) == mine).collect();
+    let partitions: Vec<PartitionId> = owned.iter().flat_map(|open| open.range.iter()).collect();
     let times = match at {
         Some(at) => offsets_at(node, topic, &partitions, at).await?,
         None => vec![0; partitions.len()],
     };
     let indexed = node.reader.topic(id);
-    let told = partitions.into_iter().zip(times).map(|(partition, time)| {
+    let bytes = owned.iter().flat_map(|open| {
+        let bytes = indexed.as_ref().map_or(0, |indexed| indexed.segment_bytes(open.id.number));
+        open.range.iter().map(move |_| bytes)
+    });
+    let told = partitions.into_iter().zip(times).zip(bytes).map(|((partition, time), segment_bytes)| {
         // Nothing is removed from a topic but with the topic, so all start at 0.
         let latest = indexed.as_ref().map_or(0, |indexed| indexed.latest(partition).0);
-        (partition.0, (PartitionOffsets { partition: partition.0, earliest: 0, latest }, time))
+        (partition.0, (PartitionOffsets { partition: partition.0, earliest: 0, latest, segment_bytes }, time))
     });
     Ok(told.collect())
 }

@@ -8,7 +8,9 @@ use refstream_format::{
     cluster_log::OpenSegment,
     manifest::{DataFile, SegmentSpan, Tier},
 };
-use refstream_proto::v1::{ErrorDetail, ListSegmentsRequest, ListSegmentsResponse, Segment, SegmentState};
+use refstream_proto::v1::{
+    ErrorDetail, ListSegmentsRequest, ListSegmentsResponse, PartitionOffsets, Segment, SegmentState,
+};
 use refstream_types::Offset;
 use std::collections::BTreeMap;
 
@@ -16,11 +18,11 @@ pub(super) async fn call(node: &Node, request: &ListSegmentsRequest) -> Result<L
     let topic = node.topic(&request.topic).await?;
     let indexed = node.reader.topic(topic.id);
     let mine = node.core.status.borrow().0.epoch;
-    // Where others' open segments end, they know; without their answer they are shown as far as they are known here.
-    let ends: BTreeMap<u32, Offset> = match topic.open.values().any(|open| Some(open.owner) != mine) {
+    // How far others' open segments are, they know; without their answer they are shown as far as they are known here.
+    let told: BTreeMap<u32, PartitionOffsets> = match topic.open.values().any(|open| Some(open.owner) != mine) {
         true => {
             let told = list_offsets::all(node, topic.id, None).await.map(|(told, _)| told).unwrap_or_default();
-            told.into_iter().map(|offsets| (offsets.partition, Offset(offsets.latest))).collect()
+            told.into_iter().map(|offsets| (offsets.partition, offsets)).collect()
         }
         false => BTreeMap::new(),
     };
@@ -28,11 +30,12 @@ pub(super) async fn call(node: &Node, request: &ListSegmentsRequest) -> Result<L
     for open in topic.open.values() {
         let ends = open.range.iter().zip(&open.start_offsets).map(|(partition, start)| {
             let here = indexed.as_ref().map_or(*start, |indexed| indexed.latest(partition));
-            ends.get(&partition.0).copied().unwrap_or(here).max(*start)
+            told.get(&partition.0).map_or(here, |told| Offset(told.latest)).max(*start)
         });
+        let here = indexed.as_ref().map_or(0, |indexed| indexed.segment_bytes(open.id.number));
         let segment = Segment {
             end_offsets: numbers(ends),
-            bytes: indexed.as_ref().map_or(0, |indexed| indexed.segment_bytes(open.id.number)),
+            bytes: told.get(&open.range.lo().0).map_or(here, |told| told.segment_bytes),
             ..living(open, SegmentState::Open)
         };
         segments.insert(segment.number, segment);

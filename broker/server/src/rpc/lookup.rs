@@ -1,12 +1,17 @@
-//! Lookup: which broker serves which partitions.
+//! Lookup: which broker serves which partitions, now or once that may have changed.
 
 use super::topic_response;
 use crate::node::Node;
+use refstream_format::cluster_log::TopicState;
 use refstream_proto::v1::{Assignment, ErrorDetail, LookupRequest, LookupResponse};
+use std::time::Duration;
 
 pub(super) async fn call(node: &Node, request: &LookupRequest) -> Result<LookupResponse, ErrorDetail> {
+    node.wait_for_change(request.after, Duration::from_micros(request.wait_micros)).await;
     let topic = node.topic(&request.topic).await?;
     let state = node.state()?;
+    // Assignments and version of one state.
+    let topic = state.topics.get(&topic.id).map_or(topic, |topic| TopicState::clone(topic));
     let assignments = topic
         .open
         .values()
@@ -22,5 +27,10 @@ pub(super) async fn call(node: &Node, request: &LookupRequest) -> Result<LookupR
             })
         })
         .collect();
-    Ok(LookupResponse { topic: Some(topic_response(&topic)), assignments, brokers: node.brokers(&state) })
+    Ok(LookupResponse {
+        topic: Some(topic_response(&topic)),
+        assignments,
+        brokers: node.brokers(&state),
+        version: state.version.0,
+    })
 }

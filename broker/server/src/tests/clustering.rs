@@ -15,26 +15,60 @@ async fn three() -> (Vec<Server>, Vec<Client>) {
     (servers, clients)
 }
 
-/// The broker of each partition, by number, as one of them knows it; those that nobody serves apart.
-async fn owners(client: &mut Client, servers: &[Server]) -> BTreeMap<u32, usize> {
-    let request = v1::LookupRequest { topic: "images".into() };
+/// How long anything may take that is waited for.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The broker of each partition, by number, as one of them knows it, once that is newer than `after`; and how new it is. Those that nobody
+/// serves apart.
+async fn look(client: &mut Client, servers: &[Server], after: Option<u64>) -> (u64, BTreeMap<u32, usize>) {
+    let request = v1::LookupRequest { topic: "images".into(), after, wait_micros: 0 };
     let answer = client.records.lookup(request).await.unwrap().into_inner();
     let number = |endpoint: &str| {
         servers.iter().position(|server| endpoint == format!("http://{}", server.grpc_address())).unwrap_or(usize::MAX)
     };
     let served = answer.assignments.iter().flat_map(|a| (a.lo..a.hi).map(|partition| (partition, number(&a.endpoint))));
-    served.collect()
+    (answer.version, served.collect())
+}
+
+async fn owners(client: &mut Client, servers: &[Server]) -> BTreeMap<u32, usize> {
+    look(client, servers, None).await.1
 }
 
 /// Waits until the partitions are served as wanted.
 async fn until(client: &mut Client, servers: &[Server], wanted: impl Fn(&BTreeMap<u32, usize>) -> bool) {
-    for _ in 0..3_000 {
-        if wanted(&owners(client, servers).await) {
-            return;
+    let mut after = None;
+    let waited = async {
+        loop {
+            let (version, owners) = look(client, servers, after).await;
+            if wanted(&owners) {
+                return;
+            }
+            after = Some(version);
         }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    panic!("{:?}", owners(client, servers).await);
+    };
+    tokio::time::timeout(PATIENCE, waited).await.expect("the partitions are served as wanted");
+}
+
+async fn cluster_of(server: &Server) -> ClusterClient<Channel> {
+    let endpoint = Channel::from_shared(format!("http://{}", server.grpc_address())).unwrap();
+    ClusterClient::new(endpoint.connect().await.unwrap())
+}
+
+/// Waits until the brokers, as one of them knows them, are as wanted.
+async fn brokers_until(server: &Server, wanted: impl Fn(&[v1::BrokerState]) -> bool) -> Vec<v1::BrokerState> {
+    let mut cluster = cluster_of(server).await;
+    let mut after = None;
+    let waited = async {
+        loop {
+            let request = v1::DescribeClusterRequest { after, wait_micros: 0 };
+            let answer = cluster.describe_cluster(request).await.unwrap().into_inner();
+            if wanted(&answer.brokers) {
+                return answer.brokers;
+            }
+            after = Some(answer.version);
+        }
+    };
+    tokio::time::timeout(PATIENCE, waited).await.expect("the brokers are as wanted")
 }
 
 fn evenly(owners: &BTreeMap<u32, usize>) -> bool {
@@ -89,28 +123,102 @@ async fn what_a_dead_broker_served_goes_on_elsewhere_with_its_producers() {
 }
 
 #[tokio::test]
-async fn a_drained_broker_hands_over_and_a_new_one_gets_its_share() {
+async fn a_drained_broker_hands_over_what_it_serves() {
     let (mut servers, mut clients) = three().await;
     let topic = clients[0].create("images", 3).await;
     for (partition, owner) in owners(&mut clients[0], &servers).await {
         clients[owner].appender(topic).await.append_one(partition, bytes(&["a"])).await;
     }
     let first = servers.remove(0);
-    let mut cluster =
-        ClusterClient::new(Channel::from_shared(format!("http://{}", first.grpc_address())).unwrap().connect_lazy());
-    cluster.drain(v1::DrainRequest {}).await.unwrap();
+    cluster_of(&first).await.drain(v1::DrainRequest {}).await.unwrap();
     first.asked_to_drain().await;
     clients.remove(0);
     assert_eq!(first.drain().await, StopReason::Drained);
     until(&mut clients[0], &servers, |owners| owners.len() == 3 && owners.values().all(|owner| *owner < 2)).await;
     assert_eq!(clients[1].latest(topic).await, [1, 1, 1]);
-    let mut cluster = ClusterClient::new(
-        Channel::from_shared(format!("http://{}", servers[0].grpc_address())).unwrap().connect_lazy(),
-    );
-    let brokers = cluster.describe_cluster(v1::DescribeClusterRequest {}).await.unwrap().into_inner().brokers;
-    assert_eq!(brokers.len(), 2);
+    let brokers = brokers_until(&servers[0], |brokers| brokers.len() == 2).await;
     assert_eq!(brokers.iter().filter(|broker| broker.leads).count(), 1);
     assert_eq!(brokers.iter().map(|broker| broker.open_segments).sum::<u64>(), 3);
+}
+
+#[tokio::test]
+async fn a_broker_that_joins_gets_its_share() {
+    let shelf = Arc::default();
+    let first = serve(config(&shelf)).await;
+    let mut client = Client::to(&first).await;
+    let mut topics = Vec::new();
+    for name in ["a", "b", "c", "d"] {
+        let topic = client.create(name, 1).await;
+        client.appender(topic).await.append_one(0, bytes(&["x"])).await;
+        topics.push(topic);
+    }
+    let second = serve(config(&shelf)).await;
+    let shared = |brokers: &[v1::BrokerState]| brokers.len() == 2 && brokers.iter().all(|b| b.open_segments == 2);
+    brokers_until(&second, shared).await;
+    for topic in topics {
+        assert_eq!(client.latest(topic).await, [1]);
+    }
+}
+
+#[tokio::test]
+async fn who_asks_for_a_change_is_answered_when_there_is_one_or_time_is_up_or_the_broker_ends() {
+    let shelf = Arc::default();
+    let server = serve(config(&shelf)).await;
+    let mut client = Client::to(&server).await;
+    client.create("images", 1).await;
+    let (version, _) = look(&mut client, &[], None).await;
+    let request = |wait_micros| v1::DescribeClusterRequest { after: Some(version), wait_micros };
+    let mut cluster = cluster_of(&server).await;
+    let unchanged = cluster.describe_cluster(request(1)).await.unwrap().into_inner();
+    assert!(unchanged.version >= version);
+    let after = Some(unchanged.version);
+    let mut waiting = cluster_of(&server).await;
+    let change = v1::DescribeClusterRequest { after, wait_micros: 0 };
+    let (changed, ()) = tokio::join!(waiting.describe_cluster(change), async {
+        client.create("more", 1).await;
+    });
+    let changed = changed.unwrap().into_inner();
+    assert!(Some(changed.version) > after);
+    // One that waits does not keep a broker from ending.
+    let change = v1::DescribeClusterRequest { after: Some(u64::MAX), wait_micros: 0 };
+    let (answer, reason) = tokio::join!(waiting.describe_cluster(change), server.drain());
+    assert_eq!(reason, StopReason::Drained);
+    let detail = error_detail(&answer.unwrap_err());
+    assert!(detail.code() == ErrorCode::Unavailable && detail.retryable, "{detail:?}");
+}
+
+#[tokio::test]
+async fn a_token_that_another_broker_refuses_is_not_the_clients() {
+    let shelf = Arc::default();
+    let open = serve(config(&shelf)).await;
+    let tokens = crate::Tokens::new(&[("ana".to_owned(), crate::Tokens::hash("t"))].into()).unwrap();
+    let access = crate::Access { tokens, ..crate::Access::default() };
+    let guarded = serve(ServerConfig { access, ..config(&shelf) }).await;
+    let mut client = Client::to(&open).await;
+    let topic = client.create("images", 2).await;
+    let request = v1::ListOffsetsRequest { topic_id: topic, at: None, own: false };
+    let detail = error_detail(&client.records.list_offsets(request).await.unwrap_err());
+    assert_eq!((detail.code(), detail.no_side_effects), (ErrorCode::Internal, true));
+    for named in [open.grpc_address().to_string(), guarded.grpc_address().to_string(), "REFSTREAM_TOKEN".into()] {
+        assert!(detail.message.contains(&named), "{}", detail.message);
+    }
+}
+
+#[tokio::test]
+async fn open_segments_of_others_are_shown_with_their_bytes() {
+    let (servers, mut clients) = three().await;
+    let topic = clients[0].create("images", 3).await;
+    for (partition, owner) in owners(&mut clients[0], &servers).await {
+        clients[owner].appender(topic).await.append_one(partition, bytes(&["a"])).await;
+    }
+    let mut seen = Vec::new();
+    for client in &mut clients {
+        let request = v1::ListSegmentsRequest { topic: "images".into() };
+        let segments = client.segments.list_segments(request).await.unwrap().into_inner().segments;
+        assert!(segments.len() == 3 && segments.iter().all(|segment| segment.bytes > 0), "{segments:?}");
+        seen.push(segments);
+    }
+    assert!(seen[0] == seen[1] && seen[1] == seen[2]);
 }
 
 #[tokio::test]
@@ -130,7 +238,8 @@ async fn a_replacement_that_starts_during_a_drain_does_not_take_it_for_dead() {
     let mut late = RecordsClient::new(channel);
     let detail = error_detail(&late.open_producer(v1::OpenProducerRequest {}).await.unwrap_err());
     assert!(detail.code() == ErrorCode::Unavailable && detail.retryable && detail.no_side_effects, "{detail:?}");
-    let lookup = late.lookup(v1::LookupRequest { topic: "images".into() }).await.unwrap().into_inner();
+    let lookup =
+        late.lookup(v1::LookupRequest { topic: "images".into(), ..Default::default() }).await.unwrap().into_inner();
     assert_eq!(lookup.brokers.len(), 2);
     shelf.hold.send_replace(None);
     assert_eq!(drained.await.unwrap(), StopReason::Drained);
@@ -146,7 +255,7 @@ async fn a_damaged_journal_is_told_by_the_leader_until_it_is_put_right() {
     let dead = serve(config(&shelf)).await;
     let mut client = Client::to(&leader).await;
     let topic = client.create("images", 2).await;
-    let request = v1::LookupRequest { topic: "images".into() };
+    let request = v1::LookupRequest { topic: "images".into(), ..Default::default() };
     let assignments = client.records.lookup(request).await.unwrap().into_inner().assignments;
     let endpoint = format!("http://{}", dead.grpc_address());
     let partition = assignments.iter().find(|assigned| assigned.endpoint == endpoint).unwrap().lo;

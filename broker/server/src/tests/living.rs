@@ -35,7 +35,12 @@ async fn topics_are_created_listed_altered_and_refused() {
     let describe = v1::DescribeTopicRequest { name: "nothing".into(), with_offsets: false };
     assert_eq!(code(&client.topics.describe_topic(describe).await.unwrap_err()), ErrorCode::TopicNotFound);
 
-    let lookup = client.records.lookup(v1::LookupRequest { topic: "images".into() }).await.unwrap().into_inner();
+    let lookup = client
+        .records
+        .lookup(v1::LookupRequest { topic: "images".into(), ..Default::default() })
+        .await
+        .unwrap()
+        .into_inner();
     assert_eq!(lookup.assignments.iter().map(|a| (a.lo, a.hi)).collect::<Vec<_>>(), [(0, 3)]);
     assert_eq!(lookup.assignments[0].endpoint, format!("http://{}", server.grpc_address()));
     let request = v1::DescribeDeploymentRequest::default();

@@ -244,13 +244,18 @@ pub(crate) async fn compact(
     Ok((answered.segments, answered.files))
 }
 
-/// The brokers of the cluster.
-pub(crate) async fn cluster(brokers: &Brokers) -> Result<Vec<BrokerDescription>, CallError> {
+/// How long a broker that is asked for a change may wait for one before it answers. Another one is asked soon after, should this one stand still.
+const WATCH: Duration = Duration::from_secs(2);
+
+/// The brokers, and how new that is; with `after` only once it is newer than that, or [`WATCH`] is over.
+pub(crate) async fn cluster(brokers: &Brokers, after: Option<u64>) -> Result<(u64, Vec<BrokerDescription>), CallError> {
+    let patience = if after.is_some() { Patience::Waits(WATCH) } else { Patience::Timeout };
+    let request = v1::DescribeClusterRequest { after, wait_micros: micros(WATCH) };
     let answered = brokers
-        .call(Patience::Timeout, |channel| async move {
-            ClusterClient::new(channel).describe_cluster(v1::DescribeClusterRequest {}).await
-        })
+        .call(patience, |channel| async move { ClusterClient::new(channel).describe_cluster(request).await })
         .await?;
+    let endpoints: Vec<String> = answered.brokers.iter().map(|broker| broker.endpoint.clone()).collect();
+    brokers.learn(&endpoints);
     let described = answered.brokers.into_iter().map(|broker| BrokerDescription {
         epoch: Epoch(broker.epoch),
         endpoint: broker.endpoint,
@@ -258,7 +263,7 @@ pub(crate) async fn cluster(brokers: &Brokers) -> Result<Vec<BrokerDescription>,
         leaving: broker.leaving,
         open_segments: broker.open_segments,
     });
-    Ok(described.collect())
+    Ok((answered.version, described.collect()))
 }
 
 /// Asks the broker at an endpoint to hand everything over and end.
