@@ -1,13 +1,14 @@
 //! `refstream up --brokers`: several brokers, each a process that can be killed, paused, drained and started again.
 
-use crate::{Files, Running, Said, binary, lines};
+use crate::{Files, Running, Said, binary, lines, seaweed::cluster::tls};
 use refstream_filer_adapter::{Runtime as _, TokioRuntime};
 use serde_json::Value;
 use std::{
     fs,
-    io::{BufRead as _, BufReader},
+    io::{BufRead as _, BufReader, Read},
     path::PathBuf,
     process::{Child, Command, Stdio},
+    sync::mpsc,
     thread,
     time::Duration,
 };
@@ -16,14 +17,41 @@ use tempfile::TempDir;
 /// How long anything may take that is waited for.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// What a process prints, a line at a time.
+#[derive(Debug)]
+struct Lines(mpsc::Receiver<String>);
+
+impl Lines {
+    /// `echo`: show it, too.
+    fn of(stream: impl Read + Send + 'static, echo: bool) -> Self {
+        let (lines, read) = mpsc::channel();
+        thread::spawn(move || {
+            for line in BufReader::new(stream).lines().map_while(Result::ok) {
+                if echo {
+                    eprintln!("{line}");
+                }
+                // To the end, whether somebody reads it or not: a full pipe would stop the process.
+                let _ = lines.send(line);
+            }
+        });
+        Self(read)
+    }
+
+    /// The next line; `awaited`: what it is waited for.
+    fn next(&self, awaited: &str) -> String {
+        self.0.recv_timeout(PATIENCE).unwrap_or_else(|error| panic!("not {awaited}: {error}"))
+    }
+}
+
 /// A broker of a cluster.
 #[derive(Debug)]
 pub struct Broker {
     /// Its endpoint for clients, a URL.
     pub endpoint: String,
     http: String,
-    /// Its process, as far as it is known.
-    pid: u32,
+    /// Its process, while it is known to run.
+    pid: Option<u32>,
+    drained: bool,
     /// Set once the test itself has started it.
     own: Option<Child>,
 }
@@ -32,9 +60,17 @@ pub struct Broker {
 #[derive(Debug)]
 pub struct Cluster {
     folder: TempDir,
+    /// What it asks for.
+    token: Option<String>,
     parent: Child,
+    /// What the parent says of its brokers.
+    said: Lines,
     /// Its brokers.
     pub brokers: Vec<Broker>,
+    /// `refstream broker list --watch`.
+    watching: Option<(Child, Lines)>,
+    /// What it printed last.
+    listed: Vec<Value>,
 }
 
 impl Cluster {
@@ -43,27 +79,55 @@ impl Cluster {
     /// # Panics
     /// When it does not start.
     pub fn start(brokers: usize) -> Self {
+        Self::launch(brokers, None)
+    }
+
+    /// The same, of brokers that have TLS and ask for a token: this one, whose hash this is.
+    ///
+    /// # Panics
+    /// When it does not start.
+    pub fn start_guarded(brokers: usize, token: &str, hash: &str) -> Self {
+        Self::launch(brokers, Some((token, hash)))
+    }
+
+    fn launch(brokers: usize, guard: Option<(&str, &str)>) -> Self {
         let folder = TempDir::new().expect("a temporary folder");
         let any = "127.0.0.1:0";
-        let mut parent = Command::new(binary())
+        let mut command = Command::new(binary());
+        if let Some((token, hash)) = guard {
+            let config = folder.path().join("guarded.toml");
+            let text = format!(
+                "ca_file = {:?}\n[broker]\ntls_certificate = {:?}\ntls_key = {:?}\n[auth.tokens]\nana = {hash:?}\n",
+                tls("ca.pem"),
+                tls("server.pem"),
+                tls("server.key")
+            );
+            fs::write(&config, text).expect("the configuration");
+            command.args(["--token", token, "--config"]).arg(config);
+        }
+        let mut parent = command
             .args(["--output", "json", "up", "--brokers", &brokers.to_string(), "--data"])
             .arg(folder.path().join("data"))
             .args(["--listen", any, "--http", any, "--s3", any])
             .env("HOME", folder.path())
             .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
             .spawn()
             .expect("refstream up starts");
+        let said = Lines::of(parent.stderr.take().expect("piped"), true);
         let mut line = String::new();
         BufReader::new(parent.stdout.take().expect("piped")).read_line(&mut line).expect("a line");
-        let said: Value = serde_json::from_str(&line).expect("refstream up prints its endpoints once it serves");
+        let first: Value = serde_json::from_str(&line).expect("refstream up prints its endpoints once it serves");
         let text = |value: &Value| value.as_str().expect("a URL").to_owned();
-        let brokers = said["brokers"].as_array().expect("brokers").iter().map(|broker| Broker {
+        let brokers = first["brokers"].as_array().expect("brokers").iter().map(|broker| Broker {
             endpoint: text(&broker["grpc"]),
             http: text(&broker["http"]),
-            pid: broker["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).expect("a process"),
+            pid: broker["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()),
+            drained: false,
             own: None,
         });
-        Self { brokers: brokers.collect(), parent, folder }
+        let token = guard.map(|(token, _)| token.to_owned());
+        Self { brokers: brokers.collect(), parent, said, folder, token, watching: None, listed: Vec::new() }
     }
 
     /// The data folder.
@@ -77,34 +141,38 @@ impl Cluster {
         all.join(",")
     }
 
+    /// Takes in what the parent says of its brokers.
+    fn note(&mut self, line: &str) {
+        for broker in &mut self.brokers {
+            let (_, address) = broker.endpoint.split_once("://").expect("a URL");
+            let Some(said) = line.strip_prefix(&format!("refstream: the broker at {address} ")) else { continue };
+            if let Some(pid) = said.strip_prefix("runs again: process ") {
+                broker.pid = pid.parse().ok();
+            } else if said.starts_with("ended ") {
+                broker.pid = None;
+            } else if said == "was drained" {
+                (broker.pid, broker.drained) = (None, true);
+            }
+        }
+    }
+
     /// The process of a broker; the parent starts it again at its address when it is killed.
     ///
     /// # Panics
     /// When it is not there in time.
     pub fn pid(&mut self, broker: usize) -> u32 {
-        let parent = self.parent.id();
-        let broker = &mut self.brokers[broker];
-        if let Some(own) = &broker.own {
+        if let Some(own) = &self.brokers[broker].own {
             return own.id();
         }
-        let clock = TokioRuntime::new();
-        let address = broker.endpoint.trim_start_matches("http://").to_owned();
+        while let Ok(line) = self.said.0.try_recv() {
+            self.note(&line);
+        }
         loop {
-            if PathBuf::from(format!("/proc/{}/cmdline", broker.pid)).exists() && parent_of(broker.pid) == Some(parent)
-            {
-                return broker.pid;
+            if let Some(pid) = self.brokers[broker].pid {
+                return pid;
             }
-            let found = fs::read_dir("/proc").expect("/proc").flatten().filter_map(|entry| {
-                let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
-                let command = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-                let is_it = command.split(|b| *b == 0).any(|part| part == address.as_bytes());
-                (is_it && parent_of(pid) == Some(parent)).then_some(pid)
-            });
-            if let Some(pid) = found.last() {
-                broker.pid = pid;
-            }
-            assert!(clock.now() < PATIENCE, "the broker at {address} is not started again");
-            thread::sleep(Duration::from_millis(20));
+            let line = self.said.next("started again");
+            self.note(&line);
         }
     }
 
@@ -116,22 +184,25 @@ impl Cluster {
         let pid = self.pid(broker).to_string();
         let sent = Command::new("kill").arg(format!("-{name}")).arg(pid).status().expect("kill runs");
         assert!(sent.success());
+        if name == "KILL" {
+            self.brokers[broker].pid = None;
+        }
     }
 
-    /// Stops a broker by SIGTERM, waits for its end, and starts it again at its address.
+    /// Stops a broker by SIGTERM, waits for its end, starts it again at its address, and waits until it has joined anew.
     ///
     /// # Panics
     /// When it does not end, or start.
     pub fn restart(&mut self, broker: usize) {
-        let pid = self.pid(broker);
+        let endpoint = self.brokers[broker].endpoint.clone();
+        let before = Self::epoch(&self.list(), &endpoint);
         self.signal(broker, "TERM");
         match self.brokers[broker].own.take() {
             Some(mut own) => assert!(own.wait().expect("it ends").success(), "it drains"),
             None => {
-                let clock = TokioRuntime::new();
-                while PathBuf::from(format!("/proc/{pid}/exe")).exists() && parent_of(pid).is_some() {
-                    assert!(clock.now() < PATIENCE, "the broker does not end");
-                    thread::sleep(Duration::from_millis(10));
+                while !self.brokers[broker].drained {
+                    let line = self.said.next("drained");
+                    self.note(&line);
                 }
             }
         }
@@ -150,6 +221,10 @@ impl Cluster {
         BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line).expect("a line");
         assert!(line.contains("grpc"), "it serves: {line}");
         self.brokers[broker].own = Some(child);
+        self.until("restarted", |list| {
+            let now = Self::epoch(list, &endpoint);
+            now.is_some() && now != before
+        });
     }
 
     /// A command against it, which knows all endpoints.
@@ -158,6 +233,8 @@ impl Cluster {
         command
             .env("REFSTREAM_ENDPOINT", self.endpoints())
             .env("HOME", self.folder.path())
+            .envs(self.token.iter().map(|token| ("REFSTREAM_TOKEN", token)))
+            .env("REFSTREAM_CA_FILE", tls("ca.pem"))
             .args(arguments)
             .stdin(Stdio::null());
         command
@@ -218,21 +295,28 @@ impl Cluster {
         });
     }
 
-    /// Waits until the cluster is what is wanted.
+    /// Waits until the cluster is what is wanted, as it is told of each change.
     ///
     /// # Panics
     /// When that takes too long.
-    pub fn until(&self, what: &str, wanted: impl Fn(&[Value]) -> bool) {
+    pub fn until(&mut self, what: &str, wanted: impl Fn(&[Value]) -> bool) {
         let clock = TokioRuntime::new();
-        loop {
-            let list = self.list();
-            if wanted(&list) {
-                eprintln!("{what} after {:?}", clock.now());
-                return;
-            }
-            assert!(clock.now() < PATIENCE, "not {what}: {list:?}");
-            thread::sleep(Duration::from_millis(50));
+        while !wanted(&self.listed) {
+            let line = self.changes().next(what);
+            self.listed = serde_json::from_str(&line).expect("a list a line");
         }
+        eprintln!("{what} after {:?}", clock.now());
+    }
+
+    /// What `refstream broker list --watch` prints.
+    fn changes(&mut self) -> &Lines {
+        if self.watching.is_none() {
+            let arguments = ["--timeout", "120s", "--output", "jsonl", "broker", "list", "--watch"];
+            let mut child = self.command(&arguments).stdout(Stdio::piped()).spawn().expect("refstream runs");
+            let lines = Lines::of(child.stdout.take().expect("piped"), false);
+            self.watching = Some((child, lines));
+        }
+        &self.watching.as_ref().expect("it was started").1
     }
 }
 
@@ -253,11 +337,17 @@ impl Drop for Cluster {
                     let _ = own.kill();
                     let _ = own.wait();
                 }
-                None if parent_of(broker.pid) == Some(self.parent.id()) => {
-                    let _ = Command::new("kill").args(["-KILL", &broker.pid.to_string()]).status();
+                None => {
+                    // Only if it is still the parent's: numbers of processes are used again.
+                    if let Some(pid) = broker.pid.filter(|pid| parent_of(*pid) == Some(self.parent.id())) {
+                        let _ = Command::new("kill").args(["-KILL", &pid.to_string()]).status();
+                    }
                 }
-                None => {}
             }
+        }
+        if let Some((watching, _)) = &mut self.watching {
+            let _ = watching.kill();
+            let _ = watching.wait();
         }
         let _ = self.parent.kill();
         let _ = self.parent.wait();

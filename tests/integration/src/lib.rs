@@ -10,7 +10,7 @@ mod spoken;
 
 use serde_json::Value;
 use std::{
-    io::{BufRead as _, BufReader},
+    io::{BufRead as _, BufReader, Read as _},
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
 };
@@ -142,18 +142,38 @@ impl Up {
         Self::launch(environment, Vec::new(), Some(config.to_owned()))
     }
 
+    /// Starts `refstream broker` as [`Up::broker`] does; once more, up to three times, where it says `excuse`.
+    ///
+    /// # Panics
+    /// When it does not start for another reason, or each time.
+    pub fn broker_excused(config: &str, environment: Vec<(&'static str, String)>, excuse: &str) -> Self {
+        let mut up = Self::new(environment, Vec::new(), Some(config.to_owned()));
+        for _ in 0..2 {
+            match up.try_restart(Stdio::piped()) {
+                Ok(()) => return up,
+                Err(said) => assert!(said.contains(excuse), "{said}"),
+            }
+        }
+        up.restart();
+        up
+    }
+
     /// Starts it with further environment variables.
     pub fn start_with(environment: Vec<(&'static str, String)>) -> Self {
         Self::launch(environment, Vec::new(), None)
     }
 
     fn launch(environment: Vec<(&'static str, String)>, arguments: Vec<String>, config: Option<String>) -> Self {
+        let mut up = Self::new(environment, arguments, config);
+        up.restart();
+        up
+    }
+
+    fn new(environment: Vec<(&'static str, String)>, arguments: Vec<String>, config: Option<String>) -> Self {
         let folder = TempDir::new().expect("a temporary folder");
         let addresses = ["127.0.0.1:0"; 3].map(str::to_owned);
         std::fs::create_dir(folder.path().join("data")).expect("a data folder");
-        let mut up = Self { folder, process: None, addresses, environment, arguments, config };
-        up.restart();
-        up
+        Self { folder, process: None, addresses, environment, arguments, config }
     }
 
     /// The data folder.
@@ -177,6 +197,13 @@ impl Up {
     /// # Panics
     /// When it does not start.
     pub fn restart(&mut self) {
+        if self.try_restart(Stdio::inherit()).is_err() {
+            panic!("refstream up prints its endpoints once it serves");
+        }
+    }
+
+    /// What it says on stderr when it does not start, if that is piped.
+    fn try_restart(&mut self, stderr: Stdio) -> Result<(), String> {
         assert!(self.process.is_none(), "it runs already");
         let mut command = Command::new(binary());
         command.args(["--output", "json"]);
@@ -196,11 +223,24 @@ impl Up {
             .env("HOME", self.folder.path())
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .stdout(Stdio::piped())
+            .stderr(stderr)
             .spawn()
             .expect("refstream up starts");
         let mut line = String::new();
         BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line).expect("a line");
-        let said: Value = serde_json::from_str(&line).expect("refstream up prints its endpoints once it serves");
+        let mut stderr = child.stderr.take();
+        let Ok(said) = serde_json::from_str::<Value>(&line) else {
+            let mut why = String::new();
+            if let Some(stderr) = &mut stderr {
+                stderr.read_to_string(&mut why).expect("text");
+            }
+            child.wait().expect("it ends");
+            return Err(why);
+        };
+        if let Some(mut stderr) = stderr {
+            // A full pipe would stop it.
+            std::thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::stderr()));
+        }
         let address = |value: &Value| {
             let (_, address) = value.as_str().and_then(|url| url.split_once("://")).expect("a URL");
             address.to_owned()
@@ -212,6 +252,7 @@ impl Up {
             self.addresses[2] = address(&said["s3"]["endpoint"]);
         }
         self.process = Some(child);
+        Ok(())
     }
 
     /// `kill -9`.

@@ -7,16 +7,23 @@ use bytes::Bytes;
 use rand::{Rng as _, SeedableRng as _};
 use refstream::{Client, ClientOptions, ConsumerOptions, From, ProducerOptions};
 use refstream_filer_adapter::{Runtime as _, TokioRuntime};
-use refstream_integration_tests::{Files, cluster::Cluster, long};
+use refstream_integration_tests::{Files, Said, binary, cluster::Cluster, long};
 use refstream_types::{ContentHash, Record, TopicName, Value};
 use std::{
     collections::BTreeMap,
+    process::Command,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
+
+fn refstream(arguments: &[&str]) -> Command {
+    let mut command = Command::new(binary());
+    command.args(arguments);
+    command
+}
 
 #[test]
 fn a_backfill_survives_kills_of_brokers() {
@@ -43,6 +50,30 @@ fn a_backfill_survives_kills_of_brokers() {
     cluster.run(&["compact", "t"]).ok();
     files.check(&cluster.records("t"));
     cluster.run(&["verify", "t"]).ok();
+}
+
+#[test]
+fn brokers_with_tls_that_ask_for_tokens_know_each_other() {
+    let made = Said::by(refstream(&["--output", "json", "token", "ana"])).json();
+    let (token, hash) = (made["token"].as_str().unwrap(), made["hash"].as_str().unwrap());
+    let cluster = Cluster::start_guarded(2, token, hash);
+    cluster.run(&["topic", "create", "t", "--partitions", "2"]).ok();
+    // Whichever is asked, half of the answer is the other one's.
+    for broker in &cluster.brokers {
+        assert!(broker.endpoint.starts_with("https://"), "{}", broker.endpoint);
+        let said = cluster.run(&["--endpoint", &broker.endpoint, "--output", "json", "topic", "describe", "t"]).json();
+        assert_eq!(said["offsets"].as_array().map(Vec::len), Some(2), "{said}");
+    }
+}
+
+#[test]
+fn several_brokers_are_not_started_at_one_address() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("refstream.toml");
+    std::fs::write(&config, "[broker]\nadvertise = \"http://127.0.0.1:7400\"\n").unwrap();
+    let mut command = refstream(&["up", "--brokers", "2", "--config"]);
+    command.arg(config).arg("--data").arg(folder.path().join("data"));
+    Said::by(command).fails(2, &["broker.advertise", "--brokers"]);
 }
 
 #[test]
