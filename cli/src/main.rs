@@ -117,6 +117,15 @@ fn start_log(verbose: u8) {
         .init();
 }
 
+/// Raises the number of files that the process may open as far as it is allowed to: each connection takes one, and the usual limit of 1,024
+/// is meant for programs that wait with `select`.
+fn allow_open_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    // Where it cannot be raised, it stays.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+}
+
 fn main() -> ExitCode {
     let matches = match Arguments::command().try_get_matches() {
         Ok(matches) => matches,
@@ -130,6 +139,7 @@ fn main() -> ExitCode {
         Err(error) => error.exit(),
     };
     start_log(arguments.global.verbose);
+    allow_open_files();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {

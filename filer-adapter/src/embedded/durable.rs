@@ -4,16 +4,22 @@
 //! fsynced its parent before letting go. `known` remembers such folders, so that the common case takes no lock of others.
 //! One fsync of a folder serves everybody who began to wait before it started.
 
+use rustix::io::Errno;
 use std::{
     collections::{HashMap, HashSet},
     fs::File,
     io,
     path::{Path, PathBuf},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock},
+    time::Duration,
 };
 
 /// Folders remembered before all are forgotten (forgetting costs one `mkdir` each).
 const MAX_KNOWN: usize = 65_536;
+/// Between two attempts to open a folder while there is no file descriptor for it.
+const WAIT: Duration = Duration::from_millis(50);
+/// Such attempts: for ten minutes.
+const MOST_WAITS: u32 = 12_000;
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -96,7 +102,7 @@ impl Folders {
     }
 
     fn sync_now(&self, folder: &Path) -> io::Result<()> {
-        if self.fsync { File::open(folder)?.sync_all() } else { Ok(()) }
+        if self.fsync { open(folder)?.sync_all() } else { Ok(()) }
     }
 
     /// Forgets that a folder exists, after it was found missing.
@@ -162,10 +168,30 @@ impl Folders {
     }
 }
 
+/// Opens a folder to fsync it. Where the process has no file descriptor left it waits: that passes, and what was published and never
+/// synced would have to be refused for good.
+fn open(folder: &Path) -> io::Result<File> {
+    let mut waited = 0;
+    loop {
+        match File::open(folder) {
+            Err(error) if is_scarcity(&error) && waited < MOST_WAITS => {
+                waited += 1;
+                std::thread::park_timeout(WAIT);
+            }
+            opened => return opened,
+        }
+    }
+}
+
+/// Whether there was no room for one more open file.
+fn is_scarcity(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::NOMEM | Errno::NFILE | Errno::MFILE))
+}
+
 fn sync_nearest(folder: &Path) -> io::Result<()> {
     let mut folder = folder;
     loop {
-        match File::open(folder) {
+        match open(folder) {
             Ok(file) => return file.sync_all(),
             Err(error) if error.kind() == io::ErrorKind::NotFound => match folder.parent() {
                 Some(parent) => folder = parent,

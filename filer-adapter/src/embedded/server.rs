@@ -17,8 +17,10 @@ use tokio::{
     task::{JoinHandle, JoinSet},
 };
 
-/// Connections at once; more wait to be accepted.
+/// Connections at once, or fewer where the process may not open so many files; more wait to be accepted.
 const MAX_CONNECTIONS: usize = 4_096;
+/// Connections take at most this part of the files that the process may open: the store needs some for its own.
+const CONNECTIONS_PART: u64 = 4;
 /// How long requests under way may take when the server stops.
 const DRAIN_TIME: Duration = Duration::from_secs(10);
 /// How long a client may take to send a request's head.
@@ -92,7 +94,10 @@ async fn serve(
     mut stopped: watch::Receiver<bool>,
     runtime: Arc<dyn Runtime>,
 ) {
-    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let most =
+        files.map_or(MAX_CONNECTIONS, |files| usize::try_from(files / CONNECTIONS_PART).unwrap_or(MAX_CONNECTIONS));
+    let slots = Arc::new(Semaphore::new(most.clamp(1, MAX_CONNECTIONS)));
     let mut connections = JoinSet::new();
     loop {
         while connections.try_join_next().is_some() {}

@@ -275,6 +275,28 @@ impl Up {
         child.wait().expect("it ends").code()
     }
 
+    fn pid(&self) -> u32 {
+        self.process.as_ref().expect("it runs").id()
+    }
+
+    /// How many files the process has open.
+    ///
+    /// # Panics
+    /// When it does not run.
+    pub fn open_files(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("it runs").count()
+    }
+
+    /// Allows the process so many open files, from now on.
+    ///
+    /// # Panics
+    /// When that cannot be changed.
+    pub fn limit_files(&self, most: usize) {
+        let (pid, limit) = (self.pid().to_string(), format!("--nofile={most}:"));
+        let set = Command::new("prlimit").args(["--pid", &pid, &limit]).status().expect("prlimit runs");
+        assert!(set.success());
+    }
+
     /// Sends a signal such as `STOP` or `CONT`.
     ///
     /// # Panics

@@ -165,3 +165,28 @@ fn attaching_asks_for_a_listing_and_not_for_objects() {
     let place = [victim["partition"].to_string(), victim["offset"].to_string()];
     bed.up.run(&["get", "t", &place[0], &place[1]]).fails(5, &["overwritten", "03/00010.png"]);
 }
+
+/// Times that the node is left without a file descriptor.
+const SHORTAGES: usize = 150;
+
+#[test]
+fn a_node_that_runs_out_of_file_descriptors_goes_on_once_it_has_some() {
+    let up = Up::start();
+    let files = Files::generate(800, 4_000, 21);
+    up.run(&["topic", "create", "t"]).ok();
+    let mut backfill = up.spawn_backfill("t", &files, 4);
+    while up.committed("t").is_none_or(|committed| committed < 20) && !backfill.ended() {}
+    let mut shortages = 0;
+    while shortages < SHORTAGES && !backfill.ended() {
+        up.limit_files(up.open_files());
+        up.limit_files(4_096);
+        shortages += 1;
+    }
+    assert!(shortages > SHORTAGES / 10, "the backfill must still run: {shortages}");
+    let summary = backfill.wait().json();
+    assert_eq!((&summary["files_done"], &summary["files_failed"]), (&800.into(), &0.into()), "{summary}");
+    files.check(&up.records("t"));
+    up.run(&["seal", "t"]).ok();
+    up.run(&["compact", "t"]).ok();
+    up.run(&["verify", "t", "--deep"]).ok();
+}
