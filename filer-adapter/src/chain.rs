@@ -82,10 +82,17 @@ pub async fn commit(
             Err(CreateError::DidNotHappen(error)) => error,
             doubt @ (Ok(Created::Exists) | Err(CreateError::MayHaveHappened(_))) => {
                 match read(filer, layout, chain, number).await {
-                    Ok(Some(found)) => {
-                        let outcome = if found == bytes { Commit::Committed } else { Commit::Taken(found) };
-                        return trusted(filer, layout, chain, number, outcome).await;
+                    Ok(Some(found)) if found == bytes => {
+                        return trusted(filer, layout, chain, number, Commit::Committed).await;
                     }
+                    // A single wrong answer must not pass for somebody else's bytes.
+                    Ok(Some(found)) => match read(filer, layout, chain, number).await {
+                        Ok(Some(again)) if again == found => {
+                            return trusted(filer, layout, chain, number, Commit::Taken(found)).await;
+                        }
+                        Ok(_) => undecided(&key, "two reads of it, one after the other, gave different bytes"),
+                        Err(error) => error,
+                    },
                     Ok(None) => match doubt {
                         Err(error) => error.error().clone(),
                         Ok(_) => undecided(&key, "the store said that it exists, and then that it does not"),

@@ -30,7 +30,7 @@ pub(crate) use fetch::Next;
 pub(crate) use tail::Tail;
 pub(crate) use topic::Topic;
 
-use crate::metrics::Metrics;
+use crate::{errors, metrics::Metrics};
 use blocks::Blocks;
 use recent::Recent;
 use refstream_filer_adapter::Runtime;
@@ -39,12 +39,17 @@ use refstream_format::{
     journal::{BatchLocation, PlacedBatch},
 };
 use refstream_journal::Metadata;
+use refstream_proto::v1::ErrorDetail;
 use refstream_types::{Epoch, TopicId};
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
     time::Duration,
 };
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Tails at once.
+pub(crate) const MOST_TAILS: usize = 1_024;
 
 /// The lock's content; a panic elsewhere while it was held leaves nothing half done here.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -64,6 +69,7 @@ pub(crate) struct Reader {
     recent: Mutex<Recent>,
     blocks: Blocks,
     grace: Duration,
+    tails: Arc<Semaphore>,
 }
 
 impl Reader {
@@ -86,7 +92,21 @@ impl Reader {
             recent: Mutex::new(Recent::new(cache_bytes / 4 * 3)),
             blocks: Blocks::new(cache_bytes / 4),
             grace,
+            tails: Arc::new(Semaphore::new(MOST_TAILS)),
         }
+    }
+
+    /// Room for one more tail, until it is dropped.
+    ///
+    /// # Errors
+    /// When there are as many as a broker serves: a tail whose client does not read holds up to two megabytes, and there is no telling it
+    /// from one that reads slowly.
+    pub(crate) fn room_for_tail(&self) -> Result<OwnedSemaphorePermit, ErrorDetail> {
+        Arc::clone(&self.tails).try_acquire_owned().map_err(|_| {
+            errors::unavailable(format!(
+                "this broker serves {MOST_TAILS} tails already, as many as it takes; close some, or add brokers"
+            ))
+        })
     }
 
     /// A topic that exists.

@@ -103,7 +103,7 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
     }
     let client = config::connect(global).await?;
     if arguments.inline_max > 0 {
-        let permitted = client.describe_topic(&arguments.topic).await?.config.inline_max;
+        let permitted = client.topic_settings(&arguments.topic).await?.config.inline_max;
         if arguments.inline_max > permitted {
             return Err(InlineRefused { topic: arguments.topic, asked: arguments.inline_max, permitted }.into());
         }

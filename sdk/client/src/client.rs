@@ -180,8 +180,11 @@ impl Client {
     pub async fn describe_topic(&self, name: &TopicName) -> Result<TopicDescription, TopicError> {
         calls::describe(self.brokers(), name).await
     }
-    /// A topic without its offsets.
-    pub(crate) async fn topic_settings(&self, name: &TopicName) -> Result<TopicDescription, TopicError> {
+    /// A topic without its offsets: any broker answers for it, also while some partitions are served by nobody.
+    ///
+    /// # Errors
+    /// When it does not exist.
+    pub async fn topic_settings(&self, name: &TopicName) -> Result<TopicDescription, TopicError> {
         calls::settings(self.brokers(), name).await
     }
     /// All topics, by name.

@@ -5,8 +5,9 @@ use crate::metrics::Metrics;
 use bytes::Bytes;
 use refstream_core::{CommitOutcome, Done, OpId};
 use refstream_filer_adapter::{Filer, Runtime, StoreError, chain};
-use refstream_types::{Chain, Key, Layout, Version};
-use std::{future::Future, sync::Arc};
+use refstream_format::{cluster_log::LogEntry, journal::JournalObject};
+use refstream_types::{Chain, Key, Layout, Slot, Version};
+use std::{future::Future, sync::Arc, time::Duration};
 use tokio::task::{JoinError, JoinSet};
 
 /// Names asked for in one listing of snapshots.
@@ -18,6 +19,19 @@ pub(super) struct Operations {
     pub(super) layout: Layout,
     pub(super) metrics: Arc<Metrics>,
     pub(super) running: JoinSet<Ended>,
+}
+
+/// Pauses before an object is read again that does not decode: a store, or something on the way to it, may give wrong bytes for a
+/// moment, and what the core calls damaged it never asks for again.
+const DOUBTS: [Duration; 3] = [Duration::from_millis(50), Duration::from_millis(500), Duration::from_secs(2)];
+
+/// Whether the bytes are what a writer of this chain could have written.
+fn is_whole(chain: &Chain, number: u64, bytes: &Bytes) -> bool {
+    match chain {
+        Chain::Journal(epoch) => JournalObject::decode(bytes.clone(), (*epoch, Slot(number))).is_ok(),
+        Chain::ClusterLog => LogEntry::decode(bytes, Version(number)).is_ok(),
+        _ => true,
+    }
 }
 
 /// What an operation's task works with.
@@ -32,6 +46,14 @@ impl Outside {
     fn failed(&self, operation: &'static str, error: &StoreError) -> String {
         self.metrics.store_error(operation);
         error.to_string()
+    }
+
+    /// Waits before an object is read again whose bytes are not what was written.
+    async fn doubt(&self, chain: &Chain, number: u64, pause: Duration) {
+        let key = self.layout.link(chain, number);
+        tracing::warn!(%key, "what the store gave is not whole; reading it again before it is called damaged");
+        self.metrics.store_error("read");
+        self.runtime.sleep(pause).await;
     }
 }
 
@@ -79,19 +101,35 @@ impl Operations {
 
     pub(super) fn read(&mut self, op: OpId, chain: Chain, number: u64) {
         self.spawn(op, |outside| async move {
-            let read = chain::read(&*outside.filer, &outside.layout, &chain, number).await;
-            Done::Read(read.map_err(|error| outside.failed("read", &error)))
+            for pause in DOUBTS.map(Some).into_iter().chain([None]) {
+                let read = chain::read(&*outside.filer, &outside.layout, &chain, number).await;
+                if let (Ok(Some(bytes)), Some(pause)) = (&read, pause)
+                    && !is_whole(&chain, number, bytes)
+                {
+                    outside.doubt(&chain, number, pause).await;
+                    continue;
+                }
+                return Done::Read(read.map_err(|error| outside.failed("read", &error)));
+            }
+            Done::Read(Err(String::from("it was read too often")))
         });
     }
 
     pub(super) fn read_log(&mut self, op: OpId, number: u64) {
         self.spawn(op, |outside| async move {
-            match chain::link(&*outside.filer, &outside.layout, &Chain::ClusterLog, number).await {
-                Ok(chain::Link::Present(bytes)) => Done::Read(Ok(Some(bytes))),
-                Ok(chain::Link::Missing) => Done::Read(Ok(None)),
-                Ok(chain::Link::Freed) => Done::Freed,
-                Err(error) => Done::Read(Err(outside.failed("read", &error))),
+            let chain = Chain::ClusterLog;
+            for pause in DOUBTS.map(Some).into_iter().chain([None]) {
+                match (chain::link(&*outside.filer, &outside.layout, &chain, number).await, pause) {
+                    (Ok(chain::Link::Present(bytes)), Some(pause)) if !is_whole(&chain, number, &bytes) => {
+                        outside.doubt(&chain, number, pause).await;
+                    }
+                    (Ok(chain::Link::Present(bytes)), _) => return Done::Read(Ok(Some(bytes))),
+                    (Ok(chain::Link::Missing), _) => return Done::Read(Ok(None)),
+                    (Ok(chain::Link::Freed), _) => return Done::Freed,
+                    (Err(error), _) => return Done::Read(Err(outside.failed("read", &error))),
+                }
             }
+            Done::Read(Err(String::from("it was read too often")))
         });
     }
 

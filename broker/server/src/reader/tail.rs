@@ -15,7 +15,7 @@ use refstream_proto::{
 };
 use refstream_types::{Offset, PartitionId, Slot};
 use std::sync::Arc;
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
@@ -68,18 +68,23 @@ pub(crate) struct Tail {
     changed: watch::Receiver<()>,
     closing: CancellationToken,
     over: bool,
+    _room: OwnedSemaphorePermit,
     _counted: Counted,
 }
 
 impl Tail {
     /// A tail from these positions on (partitions that exist, none twice).
+    ///
+    /// # Errors
+    /// When the broker serves as many as it takes.
     pub(crate) fn new(
         reader: Arc<Reader>,
         topic: Arc<Topic>,
         positions: impl IntoIterator<Item = (PartitionId, Offset)>,
         follow: bool,
         closing: CancellationToken,
-    ) -> Self {
+    ) -> Result<Self, ErrorDetail> {
+        let room = reader.room_for_tail()?;
         let changed = topic.subscribe();
         let positions: Vec<Position> = positions
             .into_iter()
@@ -93,7 +98,7 @@ impl Tail {
             .collect();
         let counted = Counted::new(&reader.metrics.tail_streams);
         let live = positions.len();
-        Self {
+        Ok(Self {
             reader,
             topic,
             positions,
@@ -105,8 +110,9 @@ impl Tail {
             changed,
             closing,
             over: false,
+            _room: room,
             _counted: counted,
-        }
+        })
     }
 
     /// What to send next; `None` at the end.

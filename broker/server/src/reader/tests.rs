@@ -128,6 +128,7 @@ impl Bench {
     fn tail(&self, positions: &[(u32, u64)], follow: bool) -> Tail {
         let positions = positions.iter().map(|(partition, offset)| (PartitionId(*partition), Offset(*offset)));
         Tail::new(Arc::clone(&self.reader), self.topic(), positions.collect::<Vec<_>>(), follow, self.closing.clone())
+            .unwrap()
     }
 
     /// Closes the open segment's predecessor-to-be: seals it at what was committed, opens number 2, then drops number 1.

@@ -35,7 +35,7 @@ pub(super) async fn call(
             positions.push((PartitionId(partition), Offset(position.offset)));
         }
     }
-    let tail = Tail::new(Arc::clone(&node.reader), topic, positions, request.follow, node.closing.clone());
+    let tail = Tail::new(Arc::clone(&node.reader), topic, positions, request.follow, node.closing.clone())?;
     let tail = stream::unfold(tail, |mut tail| async move { tail.next().await.map(|response| (response, tail)) });
     Ok(stream::iter(refused).chain(tail).boxed())
 }

@@ -628,7 +628,7 @@ pub async fn cancel(client: &Client, job: &JobOptions) -> Result<bool, BackfillE
     };
     let spec: Option<Spec> = state.meta(SPEC)?;
     if let Some(spec) = &spec {
-        let topic = client.describe_topic(&spec.topic).await.map_err(UploadError::Topic)?;
+        let topic = client.topic_settings(&spec.topic).await.map_err(UploadError::Topic)?;
         let uploader = client.uploader_to(&topic, spec.options.store.as_ref(), spec.options.upload.clone())?;
         give_up(&state, &uploader).await?;
     }
