@@ -348,11 +348,12 @@ impl Broker {
                 self.members.ask_log_again = true;
             }
             None => {
-                // A log that was freed under a sleeper has nothing at its next number either.
+                // A log that was freed under a sleeper has nothing at its next number either. Whoever is about to conclude something makes
+                // sure; else it is enough to do so now and then.
                 let version = self.cluster.state.version;
                 let slept =
                     self.members.log_fresh_at.is_some_and(|before| since > before + self.settings.death_after * 2);
-                if (slept || self.members.told > version) && version > Version(0) {
+                if (slept || self.members.told > version || self.waits_for_log()) && version > Version(0) {
                     self.operations.submit(turn, Purpose::LogStill(since), Request::ReadLog { number: version.0 });
                 } else {
                     self.log_is_known(turn, since)?;
@@ -380,10 +381,17 @@ impl Broker {
 
     /// Looks at the log again if somebody waits for it.
     pub(crate) fn look_for_waiting(&mut self, turn: &mut Turn<'_>) {
-        let waits = self.leading.waits_for_log() || self.arrivals.waits_for_log();
-        if waits || !self.members.refreshing.is_empty() || self.lanes.oldest_parked().is_some() {
+        if self.waits_for_log() {
             self.watch_log(turn);
         }
+    }
+
+    /// Whether something is concluded once all of the log is known.
+    fn waits_for_log(&self) -> bool {
+        self.leading.waits_for_log()
+            || self.arrivals.waits_for_log()
+            || !self.members.refreshing.is_empty()
+            || self.lanes.oldest_parked().is_some()
     }
 
     /// Whether all is known that the log said at `then`.

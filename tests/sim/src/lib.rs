@@ -16,5 +16,6 @@ mod producer;
 mod shell;
 mod world;
 
+pub use plan::Coincidence;
 pub use refstream_core::Mutation;
 pub use world::{Options, Report, run};

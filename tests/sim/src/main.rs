@@ -2,7 +2,7 @@
 
 use clap::Parser;
 use refstream_filer_adapter::{Runtime, TokioRuntime};
-use refstream_sim::{Mutation, Options, run};
+use refstream_sim::{Coincidence, Mutation, Options, run};
 use std::{collections::BTreeMap, process::ExitCode};
 
 /// Simulates brokers, clients and a misbehaving store, a seed at a time.
@@ -18,6 +18,9 @@ struct Arguments {
     /// Break a rule of the protocol, for example `AckBeforeDurable`: the simulation must notice.
     #[arg(long)]
     mutation: Option<String>,
+    /// What all seeds are about: Alarms, Deafness or Sleep.
+    #[arg(long)]
+    about: Option<String>,
     /// Print everything that happens.
     #[arg(long)]
     verbose: bool,
@@ -38,11 +41,21 @@ fn main() -> ExitCode {
             }
         },
     };
+    let about = match arguments.about.as_deref() {
+        None => None,
+        Some("Alarms") => Some(Coincidence::Alarms),
+        Some("Deafness") => Some(Coincidence::Deafness),
+        Some("Sleep") => Some(Coincidence::Sleep),
+        Some(other) => {
+            eprintln!("seeds are about Alarms, Deafness or Sleep, not {other}");
+            return ExitCode::from(2);
+        }
+    };
     let clock = TokioRuntime::new();
     let (mut acks, mut failed, mut ran) = (0, 0, 0_u64);
     let mut stops: BTreeMap<String, u64> = BTreeMap::new();
     for seed in arguments.first..arguments.first.saturating_add(arguments.seeds) {
-        let report = run(Options { seed, mutation, verbose: arguments.verbose });
+        let report = run(Options { seed, mutation, about, verbose: arguments.verbose });
         ran += 1;
         acks += report.acks;
         for (reason, count) in report.stops {

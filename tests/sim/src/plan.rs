@@ -39,6 +39,17 @@ pub(crate) enum Blow {
     LogDeafness,
 }
 
+/// What a seed can be about, beside what all are about: broken rules that show only when several things happen at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Coincidence {
+    /// Brokers are taken for dead that are well, do not know it, and are asked just then.
+    Alarms,
+    /// Brokers do not know what they have written to the log.
+    Deafness,
+    /// Several brokers sleep at once while the log goes on and is freed.
+    Sleep,
+}
+
 /// All that a seed decides beforehand.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
@@ -76,7 +87,7 @@ fn one_of<T: Clone>(random: &mut StdRng, of: &[T]) -> T {
 }
 
 impl Plan {
-    pub(crate) fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64, about: Option<Coincidence>) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
         let random = &mut random;
         let long = random.random_bool(0.08);
@@ -138,26 +149,38 @@ impl Plan {
             };
             blows.push((at, blow));
         }
-        // Some seeds are about what takes a coincidence elsewhere: a broker that does not know yet that it is superseded, or what it has
-        // given away, and is asked just then.
         let (mut settings, mut faults) = (settings, faults);
-        match random.random_range(0..20) {
-            0 => {
+        let drawn = match random.random_range(0..30) {
+            0 => Some(Coincidence::Alarms),
+            1 => Some(Coincidence::Deafness),
+            2 => Some(Coincidence::Sleep),
+            _ => None,
+        };
+        match about.or(drawn) {
+            None => {}
+            Some(Coincidence::Alarms) => {
                 settings.death_after = settings.death_after.max(20 * latency_to).max(3 * SECOND);
                 faults = Faults { stall: 0.0, ..faults };
                 blows.extend((0..8).map(|_| (random.random_range(Duration::ZERO..calm_at), Blow::FalseAlarm)));
             }
-            1 => {
+            Some(Coincidence::Deafness) => {
                 for _ in 0..4 {
                     let at = random.random_range(Duration::ZERO..calm_at);
-                    blows.extend([
-                        (at, Blow::LogDeafness),
-                        (at + latency_to, Blow::StartAnother),
-                        (at + latency_to, Blow::Seal),
-                    ]);
+                    let next = at + latency_to;
+                    blows.extend([(at, Blow::LogDeafness), (next, Blow::StartAnother), (next, Blow::Seal)]);
                 }
             }
-            _ => {}
+            Some(Coincidence::Sleep) => {
+                settings.snapshot_entries = 2;
+                settings.death_after = settings.death_after.max(3 * SECOND);
+                for _ in 0..3 {
+                    let at = random.random_range(Duration::ZERO..calm_at);
+                    let lasts = random.random_range(calm_at / 8..calm_at / 3);
+                    blows.extend((0..3).map(|_| (at, Blow::Pause(lasts))));
+                    blows.extend((1..12).map(|part| (at + lasts / 12 * part, Blow::Seal)));
+                }
+                blows.retain(|(at, _)| *at < calm_at);
+            }
         }
         blows.sort_by_key(|(at, _)| *at);
         let batches = random.random_range(3..25);

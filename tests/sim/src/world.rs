@@ -7,7 +7,7 @@ use crate::{
     executor::{Clock, Executor},
     history::{History, Place},
     observer::Observer,
-    plan::Plan,
+    plan::{Coincidence, Plan},
     producer::Lane,
     shell::{Ended, Outside},
 };
@@ -46,6 +46,8 @@ pub struct Options {
     pub seed: u64,
     /// A rule that the brokers break.
     pub mutation: Mutation,
+    /// What it is about; drawn from the seed where it is not given.
+    pub about: Option<Coincidence>,
     /// Print what happens.
     pub verbose: bool,
 }
@@ -159,7 +161,7 @@ pub fn run(options: Options) -> Report {
 
 impl World {
     fn new(options: Options) -> Self {
-        let plan = Plan::new(options.seed);
+        let plan = Plan::new(options.seed, options.about);
         let clock = Clock::new(options.seed);
         let runtime: Arc<dyn Runtime> = Arc::new(clock.clone());
         let store = MemoryStore::new(Arc::clone(&runtime));
