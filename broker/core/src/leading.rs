@@ -87,7 +87,7 @@ impl Leading {
 
     /// Whether nothing is left to do.
     pub(crate) fn is_idle(&self) -> bool {
-        self.recovery.is_none() && self.ended.is_none() && self.telling.is_empty() && !self.assign && !self.assigning
+        self.recovery.is_none() && !self.waits_for_log() && self.telling.is_empty() && !self.assign && !self.assigning
     }
 
     /// Whether something waits until all of the log is known.

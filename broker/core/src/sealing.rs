@@ -174,7 +174,7 @@ impl Broker {
                 ledger.producers.keep_expiries(earlier);
             }
         }
-        let mut segment = OwnedSegment::new(opened, ledger);
+        let mut segment = OwnedSegment::new(opened, ledger, turn.now.monotonic);
         let planned = self.cluster.state.topics.get(&id.topic).is_some_and(|t| t.planned.contains_key(&id.number));
         if deleted {
             segment.end(After::Deletion);

@@ -43,6 +43,8 @@ pub(crate) struct OwnedSegment {
     pub(crate) ending: Option<After>,
     /// The last slot with a batch of it, or of its `Adopt` entry.
     pub(crate) last_slot: Slot,
+    /// When it was given to us. Monotonic.
+    pub(crate) since: Duration,
     /// When its first batch was placed: monotonic, and its append time.
     pub(crate) first_batch: Option<(Duration, Timestamp)>,
     /// Its `Seal` entry is durable, and its end on the way to the log.
@@ -50,13 +52,14 @@ pub(crate) struct OwnedSegment {
 }
 
 impl OwnedSegment {
-    pub(crate) fn new(opened: OpenSegment, ledger: Ledger) -> Self {
+    pub(crate) fn new(opened: OpenSegment, ledger: Ledger, now: Duration) -> Self {
         Self {
             opened,
             ledger,
             stage: Stage::Opened,
             ending: None,
             last_slot: Slot(0),
+            since: now,
             first_batch: None,
             end_is_told: false,
         }

@@ -15,6 +15,7 @@
 use crate::{
     broker::{Broker, Life},
     interface::{AppendError, StopReason},
+    journal_writer::JournalWriter,
     mutation::Mutation,
     operations::{Purpose, Request},
     segment::{After, Stage},
@@ -29,6 +30,8 @@ use std::{
     time::Duration,
 };
 
+/// A segment without records ends once the journal is so many checkpoints longer than at its adoption.
+const IDLE_CHECKPOINTS: u64 = 4;
 /// How often the segments are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How often producers are looked at.
@@ -115,11 +118,19 @@ impl Broker {
     fn end_old_segments(&mut self, turn: &mut Turn<'_>) {
         let now = turn.now;
         let mut old = Vec::new();
-        for (id, segment) in &self.segments {
-            let Some((since, first)) = segment.first_batch.filter(|_| segment.takes_batches()) else { continue };
+        let released = self.journal.as_ref().map_or(Slot(0), JournalWriter::released);
+        for (id, segment) in self.segments.iter().filter(|(_, segment)| segment.takes_batches()) {
             let age = self.cluster.state.topics.get(&id.topic).map(|topic| topic.config.seal_age);
-            let aged = age.is_some_and(|age| now.monotonic.saturating_sub(since) >= age);
-            if aged || segment.ledger.append_time(now.wall).day() != first.day() {
+            let aged = |since: Duration| age.is_some_and(|age| now.monotonic.saturating_sub(since) >= age);
+            let is_old = match segment.first_batch {
+                Some((since, first)) => aged(since) || segment.ledger.append_time(now.wall).day() != first.day(),
+                // Nobody writes to it, and yet it keeps the whole journal from its adoption on from being freed.
+                None => {
+                    let kept = released.0.saturating_sub(segment.ledger.adopted.0);
+                    aged(segment.since) && kept >= self.settings.checkpoint_slots.saturating_mul(IDLE_CHECKPOINTS)
+                }
+            };
+            if is_old {
                 old.push(*id);
             }
         }

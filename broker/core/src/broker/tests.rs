@@ -551,3 +551,28 @@ fn entries_replay_as_written() {
     assert!(checkpoints > 5, "{checkpoints}");
     assert_eq!(replay.batches().len(), 60);
 }
+
+#[test]
+fn a_topic_that_nobody_writes_to_does_not_keep_the_journal() {
+    let mut world = World {
+        settings: Settings { checkpoint_slots: 8, ..Settings::default() },
+        wall: 1_000_000,
+        ..World::default()
+    };
+    world.start();
+    let quiet = world.create("quiet", 2);
+    let slots = |world: &World| {
+        let journal = |chain: &Chain| matches!(chain, Chain::Journal(_));
+        world.chains.keys().filter(|(chain, _)| journal(chain)).count()
+    };
+    // Three hours in which nothing happens but signs of life.
+    for _ in 0..3 * 6 {
+        for _ in 0..1_200 {
+            world.pass(500 * MS);
+        }
+        assert!(slots(&world) < 1_200 + 4 * 8 + 200, "{} slots are kept", slots(&world));
+    }
+    let log = world.chains.keys().filter(|(chain, _)| *chain == Chain::ClusterLog).count();
+    assert!(log < 3 * 6 * 8, "{log} entries for a topic that does nothing");
+    assert_eq!(at(0, world.append(quiet.id, 0, batch(1, None))).base_offset, Offset(0));
+}
