@@ -11,7 +11,7 @@ use crate::{
 };
 use refstream::{
     BackfillOptions, BackfillSummary, Client, JobOptions, MAX_CONCURRENCY, MAX_PACK_BELOW, UploadOptions,
-    types::TopicName,
+    types::{Timestamp, TopicId, TopicName},
 };
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -159,11 +159,15 @@ impl JobFolder {
     }
 }
 
-/// A name that is the same whenever the same paths are backfilled in the same way into the same topic.
-fn default_name(topic: &TopicName, endpoint: &str, way: &str, sources: &[PathBuf]) -> String {
+/// A name that is the same whenever the same paths are backfilled in the same way into the same topic, whichever broker is asked; a topic
+/// that is deleted and made again is another one. `made`: the topic's id, and when it was created.
+fn default_name(topic: &TopicName, made: Option<(TopicId, Timestamp)>, way: &str, sources: &[PathBuf]) -> String {
     use std::os::unix::ffi::OsStrExt as _;
     let mut hasher = blake3::Hasher::new();
-    hasher.update(endpoint.as_bytes()).update(b"\0").update(way.as_bytes());
+    if let Some((id, at)) = made {
+        hasher.update(&id.0.to_le_bytes()).update(&at.as_micros().to_le_bytes());
+    }
+    hasher.update(b"\0").update(way.as_bytes());
     for source in sources {
         let source = std::path::absolute(source).unwrap_or_else(|_| source.clone());
         hasher.update(b"\0").update(source.components().collect::<PathBuf>().as_os_str().as_bytes());
@@ -188,7 +192,6 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
             ));
         }
     }
-    let endpoint = config::client_options(global)?.endpoint;
     let listed = !arguments.from_file.is_empty() || arguments.paths.iter().any(|path| path.as_os_str() == "-");
     if listed && (arguments.tar || arguments.in_place) {
         return Err(Failure::usage(
@@ -204,7 +207,18 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
     };
     let given: Vec<_> =
         arguments.paths.iter().chain(&arguments.from_file).chain(&arguments.manifest).cloned().collect();
-    let name = arguments.job.unwrap_or_else(|| default_name(&arguments.topic, &endpoint, way, &given));
+    let client = config::connect(global).await?;
+    let name = match arguments.job {
+        Some(name) => name,
+        None => {
+            // A dry run keeps no job.
+            let made = match arguments.dry_run {
+                true => None,
+                false => Some(client.topic_settings(&arguments.topic).await?).map(|topic| (topic.id, topic.created_at)),
+            };
+            default_name(&arguments.topic, made, way, &given)
+        }
+    };
     let (stdin, paths): (Vec<_>, Vec<_>) = arguments.paths.into_iter().partition(|path| path.as_os_str() == "-");
     let all_absolute = |paths: Vec<PathBuf>| paths.iter().map(std::path::absolute).collect::<Result<Vec<_>, _>>();
     let mut lists = all_absolute(arguments.from_file)?;
@@ -252,7 +266,6 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
         retry_failed: arguments.retry_failed,
         ..BackfillOptions::default()
     };
-    let client = config::connect(global).await?;
     perform(global, &client, &arguments.topic, options, arguments.failures.as_deref()).await
 }
 
@@ -333,12 +346,15 @@ mod tests {
     }
 
     #[test]
-    fn a_job_is_named_by_topic_broker_and_paths() {
+    fn a_job_is_named_by_topic_and_paths() {
         let topic: TopicName = "images".parse().unwrap();
-        let name = |endpoint: &str, path: &str| default_name(&topic, endpoint, "paths", &[PathBuf::from(path)]);
-        assert_eq!(name("http://a", "/x/y"), name("http://a", "/x/./y/"));
-        assert_ne!(name("http://a", "/x/y"), name("http://a", "/x/z"));
-        assert_ne!(name("http://a", "/x/y"), name("http://b", "/x/y"));
-        assert!(name("http://a", "/x").starts_with("images-"));
+        let name = |at: i64, path: &str| {
+            let made = Some((TopicId(1), Timestamp::from_micros(at)));
+            default_name(&topic, made, "paths", &[PathBuf::from(path)])
+        };
+        assert_eq!(name(5, "/x/y"), name(5, "/x/./y/"));
+        assert_ne!(name(5, "/x/y"), name(5, "/x/z"));
+        assert_ne!(name(5, "/x/y"), name(6, "/x/y"));
+        assert!(name(5, "/x").starts_with("images-"));
     }
 }

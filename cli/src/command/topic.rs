@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Arguments {
     /// Create a topic
-    #[command(after_help = "Example:\n  refstream topic create images --partitions 16 --retention 30days")]
+    #[command(after_help = "Example:\n  refstream topic create images --partitions 16 --seal-age 5m")]
     Create {
         /// Its name: 1 to 249 of A-Z a-z 0-9 . _ -
         name: TopicName,
@@ -36,14 +36,14 @@ pub(crate) enum Arguments {
         name: TopicName,
     },
     /// Change settings
-    #[command(after_help = "Example:\n  refstream topic alter images --retention forever --seal-age 5m")]
+    #[command(after_help = "Example:\n  refstream topic alter images --seal-age 5m")]
     Alter {
         /// The topic
         name: TopicName,
         #[command(flatten)]
         settings: Settings,
     },
-    /// Delete a topic: it takes no more records and its name is free again
+    /// Delete a topic: it takes no more records and its name is free again. Payloads and Parquet files stay in the store
     #[command(after_help = "Example:\n  refstream topic delete images")]
     Delete {
         /// The topic
@@ -53,7 +53,7 @@ pub(crate) enum Arguments {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Settings {
-    /// How long records are kept, for example 30days, or "forever" [default: forever]
+    /// How long records are to be kept, for example 30days, or "forever"; this version notes it and removes nothing yet [default: forever]
     #[arg(long, value_name = "DURATION")]
     retention: Option<String>,
     /// Store of new payloads [default: the cluster's default store]
