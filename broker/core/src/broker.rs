@@ -386,7 +386,7 @@ impl Broker {
                 }
                 Command::EpochRecovered { epoch, .. } => {
                     self.members.is_settled(*epoch);
-                    self.leading.told(*epoch);
+                    self.forget_recovery(*epoch);
                     self.leading.must_assign();
                 }
                 Command::EpochJoined { .. } => {

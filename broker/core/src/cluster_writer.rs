@@ -388,7 +388,7 @@ impl<'a> Draft<'a> {
                 let planned = topic.planned.iter().filter_map(|(number, plan)| Some((topic.open.get(number)?, plan)));
                 for (open, plan) in planned {
                     for next in plan.iter().filter(|next| next.range.overlaps(open.range)) {
-                        left = without(&left, next.range);
+                        left = left.into_iter().flat_map(|range| range.without(next.range)).collect();
                     }
                 }
                 wanted.extend(left.into_iter().map(|range| (topic.id, range)));
@@ -502,13 +502,6 @@ pub(crate) fn loads_to_come(state: &ClusterState, absent: &BTreeSet<Epoch>) -> B
         }
     }
     loads
-}
-
-/// `ranges` without `taken`.
-fn without(ranges: &[PartitionRange], taken: PartitionRange) -> Vec<PartitionRange> {
-    let below = |r: &PartitionRange| PartitionRange::new(r.lo(), r.hi().min(taken.lo()));
-    let above = |r: &PartitionRange| PartitionRange::new(r.lo().max(taken.hi()), r.hi());
-    ranges.iter().flat_map(|r| [below(r), above(r)]).flatten().collect()
 }
 
 /// About how many bytes a command takes.

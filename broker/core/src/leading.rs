@@ -210,6 +210,18 @@ impl Broker {
         }
     }
 
+    /// An epoch is recovered, by whomever: nothing more is to be found out about it.
+    pub(crate) fn forget_recovery(&mut self, epoch: Epoch) {
+        self.leading.told(epoch);
+        if self.leading.recovery.as_ref().is_some_and(|recovery| recovery.epoch == epoch) {
+            self.operations.abandon(Recovery::owns);
+            self.leading.recovery = None;
+            self.leading.has_moved = false;
+        }
+        self.leading.suspicion.take_if(|(suspect, _)| *suspect == epoch);
+        self.leading.ended.take_if(|(_, recovered)| recovered.epoch == epoch);
+    }
+
     /// Tells what a recovery found, now that the log is known as of its end.
     fn tell_ended(&mut self) {
         let ended = self.leading.ended.take_if(|(at, _)| self.members.has_seen_log_of(*at));

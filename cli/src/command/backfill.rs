@@ -211,10 +211,11 @@ pub(crate) async fn run(global: &Global, arguments: Arguments) -> Result<(), Fai
     let name = match arguments.job {
         Some(name) => name,
         None => {
-            // A dry run keeps no job.
-            let made = match arguments.dry_run {
-                true => None,
-                false => Some(client.topic_settings(&arguments.topic).await?).map(|topic| (topic.id, topic.created_at)),
+            let made = match client.topic_settings(&arguments.topic).await {
+                Ok(topic) => Some((topic.id, topic.created_at)),
+                // What would be done needs no topic; where there is one, its job knows what is done.
+                Err(_) if arguments.dry_run => None,
+                Err(error) => return Err(error.into()),
             };
             default_name(&arguments.topic, made, way, &given)
         }

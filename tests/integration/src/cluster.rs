@@ -250,9 +250,17 @@ impl Cluster {
     /// # Panics
     /// When it cannot be run.
     pub fn spawn_backfill(&self, topic: &str, files: &Files, concurrency: usize) -> Running {
-        let (path, concurrency) = (files.path().to_str().expect("a UTF-8 path"), concurrency.to_string());
+        self.spawn_backfill_with(topic, files, &["--concurrency", &concurrency.to_string()])
+    }
+
+    /// The same with these options.
+    ///
+    /// # Panics
+    /// When it cannot be run.
+    pub fn spawn_backfill_with(&self, topic: &str, files: &Files, options: &[&str]) -> Running {
+        let path = files.path().to_str().expect("a UTF-8 path");
         let arguments = ["--timeout", "120s", "--output", "json", "backfill", topic, path, "--pack-below", "0"];
-        let arguments = [&arguments[..], &["--concurrency", &concurrency]].concat();
+        let arguments = [&arguments[..], options].concat();
         let child = self.command(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         Running(child.expect("refstream runs"))
     }

@@ -34,15 +34,19 @@ fn a_backfill_survives_kills_of_brokers() {
     let mut random = rand::rngs::StdRng::seed_from_u64(seed);
     let mut cluster = Cluster::start(3);
     cluster.run(&["topic", "create", "t", "--partitions", "6", "--seal-bytes", "20000"]).ok();
-    let mut backfill = cluster.spawn_backfill("t", &files, 2);
+    // Slowly: a kill is over only when the broker is there again, and the next one must meet work too.
+    let mut backfill = cluster.spawn_backfill_with("t", &files, &["--concurrency", "2", "--bandwidth", "40K"]);
     let total = files.expected.len() as u64;
+    let mut at_work = 0;
     for kill in 0..kills as u64 {
         let until = (kill * total + random.random_range(0..total)) / kills as u64;
         while cluster.committed("t").is_none_or(|committed| committed < until) && !backfill.ended() {}
+        at_work += usize::from(!backfill.ended());
         let victim = random.random_range(0..3);
         // The next one only once this one is there again, or two of three would be gone at once.
         cluster.kill(victim);
     }
+    assert!(at_work > kills / 2, "most kills must meet a backfill at work: {at_work} of {kills} did");
     let summary = backfill.wait().json();
     assert_eq!(summary["files_done"].as_u64(), Some(total), "{summary}");
     files.check(&cluster.records("t"));
