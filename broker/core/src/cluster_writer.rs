@@ -357,15 +357,7 @@ impl<'a> Draft<'a> {
                         });
                     }
                     // It never was adopted, hence holds nothing.
-                    let state = SegmentState {
-                        segment,
-                        range: opened.range,
-                        adopted: Slot(1),
-                        bytes: 0,
-                        next_offsets: opened.start_offsets.clone(),
-                        last_append_time: Timestamp::default(),
-                        producers: Vec::new(),
-                    };
+                    let state = SegmentState::empty(&opened, Slot(1), Timestamp::default());
                     let by = SealedBy::Recovery { fence: recovered.fence };
                     self.end(EndedSegment { state, by, last_slot: Slot(1) }, After::Anybody)?;
                 }

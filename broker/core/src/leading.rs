@@ -321,15 +321,7 @@ impl Broker {
         let Some(topic) = self.cluster.state.topics.get(&segment.topic) else { return };
         let adopted = topic.adopted.get(&segment.number).copied().unwrap_or(Slot(1));
         let Some(opened) = topic.open.get(&segment.number) else { return };
-        let state = SegmentState {
-            segment,
-            range: opened.range,
-            adopted,
-            bytes: 0,
-            next_offsets: opened.start_offsets.clone(),
-            last_append_time: Timestamp::default(),
-            producers: Vec::new(),
-        };
+        let state = SegmentState::empty(opened, adopted, Timestamp::default());
         let by = SealedBy::Recovery { fence: adopted.next() };
         let ended = EndedSegment { state, by, last_slot: adopted };
         self.cluster.want(Intent::End { ended, after: After::Anybody });

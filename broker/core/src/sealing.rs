@@ -147,15 +147,7 @@ impl Broker {
         let state = match SegmentState::adopt(&opened, &finals, Slot(0)) {
             Ok(state) => Ok(state),
             // Of a deleted topic nobody needs to know its producers.
-            Err(_) if deleted => Ok(SegmentState {
-                segment: id,
-                range: opened.range,
-                adopted: Slot(0),
-                bytes: 0,
-                next_offsets: opened.start_offsets.clone(),
-                last_append_time: turn.now.wall,
-                producers: Vec::new(),
-            }),
+            Err(_) if deleted => Ok(SegmentState::empty(&opened, Slot(0), turn.now.wall)),
             Err(why) => Err(why),
         };
         let mut state = match state {

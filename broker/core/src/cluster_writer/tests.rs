@@ -188,15 +188,7 @@ fn owners(writer: &ClusterWriter) -> Vec<(u32, u32, u64)> {
 
 fn ended(writer: &ClusterWriter, lo: u32) -> EndedSegment {
     let opened = writer.state.open_segments().find(|s| s.range.lo().0 == lo).unwrap();
-    let state = SegmentState {
-        segment: opened.id,
-        range: opened.range,
-        adopted: Slot(1),
-        bytes: 0,
-        next_offsets: opened.start_offsets.clone(),
-        last_append_time: Timestamp::default(),
-        producers: Vec::new(),
-    };
+    let state = SegmentState::empty(opened, Slot(1), Timestamp::default());
     EndedSegment { state, by: SealedBy::Owner { slot: Slot(2) }, last_slot: Slot(1) }
 }
 

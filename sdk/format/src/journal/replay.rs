@@ -38,6 +38,19 @@ fn ensure(holds: bool, invariant: &'static str, detail: impl FnOnce() -> String)
 }
 
 impl SegmentState {
+    /// The state of a segment without records and producers: adopted in slot `adopted`, its append times not before `at`.
+    pub fn empty(segment: &OpenSegment, adopted: Slot, at: Timestamp) -> Self {
+        Self {
+            segment: segment.id,
+            range: segment.range,
+            adopted,
+            bytes: 0,
+            next_offsets: segment.start_offsets.clone(),
+            last_append_time: at,
+            producers: Vec::new(),
+        }
+    }
+
     /// The state with which the owner of `segment` adopts it at `slot`, from the final states of its predecessors: for each
     /// partition the newest of them that has it.
     ///
