@@ -25,6 +25,14 @@ pub(super) struct Operations {
 /// moment, and what the core calls damaged it never asks for again.
 const DOUBTS: [Duration; 3] = [Duration::from_millis(50), Duration::from_millis(500), Duration::from_secs(2)];
 
+/// What must be known of a number that is read.
+#[derive(Clone, Copy)]
+enum Proof {
+    None,
+    /// That it was not freed before.
+    NotFreed,
+}
+
 /// Whether the bytes are what a writer of this chain could have written.
 fn is_whole(chain: &Chain, number: u64, bytes: &Bytes) -> bool {
     match chain {
@@ -46,6 +54,28 @@ impl Outside {
     fn failed(&self, operation: &'static str, error: &StoreError) -> String {
         self.metrics.store_error(operation);
         error.to_string()
+    }
+
+    /// Reads a number; what is not whole is read again before it is handed out.
+    async fn read(&self, chain: &Chain, number: u64, proof: Proof) -> Done {
+        let mut pauses = DOUBTS.into_iter();
+        loop {
+            let read = match proof {
+                Proof::None => chain::read(&*self.filer, &self.layout, chain, number)
+                    .await
+                    .map(|found| found.map_or(chain::Link::Missing, chain::Link::Present)),
+                Proof::NotFreed => chain::link(&*self.filer, &self.layout, chain, number).await,
+            };
+            match read {
+                Ok(chain::Link::Present(bytes)) => match pauses.next().filter(|_| !is_whole(chain, number, &bytes)) {
+                    Some(pause) => self.doubt(chain, number, pause).await,
+                    None => return Done::Read(Ok(Some(bytes))),
+                },
+                Ok(chain::Link::Missing) => return Done::Read(Ok(None)),
+                Ok(chain::Link::Freed) => return Done::Freed,
+                Err(error) => return Done::Read(Err(self.failed("read", &error))),
+            }
+        }
     }
 
     /// Waits before an object is read again whose bytes are not what was written.
@@ -100,37 +130,11 @@ impl Operations {
     }
 
     pub(super) fn read(&mut self, op: OpId, chain: Chain, number: u64) {
-        self.spawn(op, |outside| async move {
-            for pause in DOUBTS.map(Some).into_iter().chain([None]) {
-                let read = chain::read(&*outside.filer, &outside.layout, &chain, number).await;
-                if let (Ok(Some(bytes)), Some(pause)) = (&read, pause)
-                    && !is_whole(&chain, number, bytes)
-                {
-                    outside.doubt(&chain, number, pause).await;
-                    continue;
-                }
-                return Done::Read(read.map_err(|error| outside.failed("read", &error)));
-            }
-            Done::Read(Err(String::from("it was read too often")))
-        });
+        self.spawn(op, |outside| async move { outside.read(&chain, number, Proof::None).await });
     }
 
     pub(super) fn read_log(&mut self, op: OpId, number: u64) {
-        self.spawn(op, |outside| async move {
-            let chain = Chain::ClusterLog;
-            for pause in DOUBTS.map(Some).into_iter().chain([None]) {
-                match (chain::link(&*outside.filer, &outside.layout, &chain, number).await, pause) {
-                    (Ok(chain::Link::Present(bytes)), Some(pause)) if !is_whole(&chain, number, &bytes) => {
-                        outside.doubt(&chain, number, pause).await;
-                    }
-                    (Ok(chain::Link::Present(bytes)), _) => return Done::Read(Ok(Some(bytes))),
-                    (Ok(chain::Link::Missing), _) => return Done::Read(Ok(None)),
-                    (Ok(chain::Link::Freed), _) => return Done::Freed,
-                    (Err(error), _) => return Done::Read(Err(outside.failed("read", &error))),
-                }
-            }
-            Done::Read(Err(String::from("it was read too often")))
-        });
+        self.spawn(op, |outside| async move { outside.read(&Chain::ClusterLog, number, Proof::NotFreed).await });
     }
 
     pub(super) fn tip(&mut self, op: OpId, chain: Chain, hint: u64) {
